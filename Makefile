@@ -1,0 +1,60 @@
+# Everything happens in .venv, which `make install` makes; PYTHON chooses the interpreter it is made from.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Test processes; each takes one torch thread, so two fit two cores.
+JOBS   ?= 2
+export HF_HUB_OFFLINE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart kernels style quality test test-gpu sanitize bench docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-11s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST) \
+	  | if [ -t 1 ] && [ -z "$$NO_COLOR" ]; then cat; else sed 's/\x1b\[[0-9;]*m//g'; fi
+
+$(STAMP): pyproject.toml setup.py constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"error: omniw4 needs Python 3.11 or newer, found {v.major}.{v.minor}\n\nhint: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(STAMP) ## virtual environment in .venv with the pinned versions
+
+quickstart: $(STAMP) ## a real model, calibrated, quantized, repacked, verified and benched (FULL=1: the documented figures)
+	@$(BIN)/python scripts/quickstart.py $(if $(FULL),--full) $(if $(SHORT),--short)
+
+kernels: $(STAMP) ## compile the CUDA kernels (OMNIW4_CUDA_ARCHS='80 86 89 90a'); needs no GPU
+	$(BIN)/python scripts/build_kernels.py
+
+style: $(STAMP) ## format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	@find kernels -regex '.*\.\(cu\|cuh\|h\|cpp\)' 2>/dev/null | xargs -r $(BIN)/clang-format -i
+
+quality: $(STAMP) ## linter, formatter, type checker: reports, changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@find kernels -regex '.*\.\(cu\|cuh\|h\|cpp\)' 2>/dev/null | xargs -r $(BIN)/clang-format --dry-run -Werror
+
+test: $(STAMP) ## the tests; those marked gpu are skipped where there is no GPU
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+test-gpu: $(STAMP) ## the tests marked gpu, one process; fails where there is no GPU
+	OMNIW4_REQUIRE_GPU=1 $(BIN)/python -m pytest -q -m gpu
+
+sanitize: $(STAMP) ## compute-sanitizer over a small set of kernel calls (needs a GPU)
+	$(BIN)/python scripts/sanitize.py
+
+bench: $(STAMP) ## time the ops of every shape of the model against torch
+	$(BIN)/omniw4 bench --what ops
+
+docs: $(STAMP) ## regenerate the pages that are made from code
+	$(BIN)/python scripts/make_cli_docs.py
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build dist quickstart .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.so' -delete

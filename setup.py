@@ -1,0 +1,9 @@
+"""Everything is in pyproject.toml except what a table cannot say: the configs of the top level travel in the package."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages("src"), "omniw4.configs"],
+    package_dir={"": "src", "omniw4.configs": "configs"},
+    package_data={"omniw4.configs": ["*.yaml"]},
+)

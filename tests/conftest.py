@@ -1,0 +1,36 @@
+"""Shared by all tests: offline, few threads, and the `gpu` marker."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Before anything imports torch or transformers, in this process and in those the tests start.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu where they cannot run, and say why; with OMNIW4_REQUIRE_GPU=1 let them fail instead."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked or os.environ.get("OMNIW4_REQUIRE_GPU"):
+        return
+    reason = _why_no_gpu()
+    if reason:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_gpu() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    try:
+        import w4a4ops  # noqa: F401
+    except ImportError as e:
+        return f"the compiled kernels cannot be imported ({e}); run make kernels"
+    return ""

@@ -1,0 +1,130 @@
+"""Configs: precedence, validation, and every shipped file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from omniw4 import config
+from omniw4.errors import ConfigError
+
+SHIPPED = sorted(p.stem for p in config.config_dir().glob("*.yaml"))
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_shipped_files() -> None:
+    assert {"default", "seed", "rtn"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_each_shipped_config_loads(name: str) -> None:
+    loaded = config.load(name)
+    again = config.parse(loaded.model_dump(mode="json"), origin="dump")
+    assert again == loaded, "what is stored in a checkpoint re-runs as it is"
+
+
+def test_default_spells_out_every_key() -> None:
+    def keys(model: type[BaseModel]) -> dict[str, Any]:
+        nested = {n: f.annotation for n, f in model.model_fields.items()}
+        is_model = lambda t: isinstance(t, type) and issubclass(t, BaseModel)  # noqa: E731
+        return {n: keys(t) if is_model(t) else None for n, t in nested.items()}
+
+    def shape(data: Any) -> Any:
+        return {k: shape(v) if isinstance(v, dict) else None for k, v in data.items()}
+
+    text = (config.config_dir() / "default.yaml").read_text(encoding="utf-8")
+    assert shape(yaml.safe_load(text)) == keys(config.Config)
+
+
+def test_a_file_is_a_diff_on_the_default(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.yaml", "recipe: {lowrank: {rank: 32}}")
+    loaded, default = config.load(path), config.load()
+    assert loaded.recipe.lowrank.rank == 32
+    assert config.difference(default.model_dump(), loaded.model_dump()) == ["recipe.lowrank.rank: 16 -> 32"]
+
+
+def test_precedence_flags_over_file_over_default(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.yaml", "calibrate: {samples: 5, seed: 7}")
+    loaded = config.load(path, {"calibrate": {"samples": 9, "seed": None}, "recipe": {"lowrank": {"rank": None}}})
+    assert loaded.calibrate.samples == 9
+    assert loaded.calibrate.seed == 7, "a flag that was not given changes nothing"
+    assert loaded.calibrate.seq_len == config.load().calibrate.seq_len
+
+
+def test_zero_and_false_are_values_not_absence() -> None:
+    loaded = config.load(None, {"recipe": {"lowrank": {"rank": 0}, "gptq": {"enabled": False}}})
+    assert loaded.recipe.lowrank.rank == 0
+    assert loaded.recipe.gptq.enabled is False
+
+
+def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
+    assert config.load(write(tmp_path / "empty.yaml", "")) == config.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("recipe: {lowrank: {rank: 512}}", "recipe.lowrank.rank"),
+        ("recipe: {lowrank: {rnak: 8}}", "recipe.lowrank.rnak"),
+        ("recipes: {}", "recipes"),
+        ("recipe: {activations: {clip: 0}}", "recipe.activations.clip"),
+        ("recipe: {activations: {clip: 1.5}}", "recipe.activations.clip"),
+        ("recipe: {rotation: full}", "recipe.rotation"),
+        ("recipe: {overrides: [{act_bits: 8}]}", "recipe.overrides.0.pattern"),
+        ("calibrate: {samples: 0}", "calibrate.samples"),
+        ("calibrate: {samples: many}", "calibrate.samples"),
+        ("verify: {gates: {min_argmax_agreement: 2}}", "verify.gates.min_argmax_agreement"),
+        ("recipe: [1, 2]", "recipe"),
+        ("[1, 2]", "list"),
+        ("recipe: {", "cannot read"),
+        ("\x00", "cannot read"),
+    ],
+)
+def test_wrong_files_name_the_key(tmp_path: Path, text: str, named: str) -> None:
+    path = write(tmp_path / "wrong.yaml", text)
+    with pytest.raises(ConfigError, match=r"wrong\.yaml") as caught:
+        config.load(path)
+    assert named in caught.value.message
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "wrong.yaml", "calibrate: {samples: 0, seq_len: 0}\nrecipe: {group_size: 0}")
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    for name in ("calibrate.samples", "calibrate.seq_len", "recipe.group_size"):
+        assert name in caught.value.message
+
+
+def test_missing_file_lists_the_shipped_ones(tmp_path: Path) -> None:
+    for source in (tmp_path / "none.yaml", "none"):
+        with pytest.raises(ConfigError, match="no config file") as caught:
+            config.load(source)
+        assert "seed" in caught.value.hint
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ConfigError, match="cannot read config"):
+        config.load(path)
+
+
+def test_merge_leaves_its_arguments_alone() -> None:
+    base: dict[str, Any] = {"a": {"b": 1, "c": [1, 2]}}
+    assert config.merge(base, {"a": {"c": [3]}, "d": 4}) == {"a": {"b": 1, "c": [3]}, "d": 4}
+    assert base == {"a": {"b": 1, "c": [1, 2]}}
+
+
+def test_difference_names_leaves() -> None:
+    a = {"x": 1, "y": {"z": 2, "same": 0}, "gone": True}
+    b = {"x": 1, "y": {"z": 3, "same": 0}, "new": "n"}
+    assert config.difference(a, b) == ["gone: True -> None", "new: None -> 'n'", "y.z: 2 -> 3"]
+    assert config.difference(a, a) == []
