@@ -1,0 +1,1 @@
+"""Time the ops and the model, quantized against the original."""
