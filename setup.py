@@ -1,4 +1,4 @@
-"""Everything is in pyproject.toml except what a table cannot say: the configs of the top level travel in the package."""
+"""Everything is in pyproject.toml except what a table cannot say: the top level's configs travel in the package."""
 
 from setuptools import find_packages, setup
 

@@ -63,7 +63,8 @@ class QuantizedLinear:
         return {name: t for name in names if (t := getattr(self, name)) is not None}
 
     def to(self, device: torch.device | str) -> QuantizedLinear:
-        return replace(self, **{name: t.to(device) for name, t in self.tensors().items()})
+        moved: dict[str, Any] = {name: t.to(device) for name, t in self.tensors().items()}
+        return replace(self, **moved)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weight ``[N, K]`` this linear stands for in the model's own space, low-rank branch included."""
