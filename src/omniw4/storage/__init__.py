@@ -1,0 +1,24 @@
+"""Files that are whole or absent, and output folders that appear in one step. Imports no torch.
+
+A file is written to a temporary name in its own folder, synced, and renamed over the target; a folder is built in
+``<out>.partial/`` beside the target and renamed when it is finished. So a process killed at any instant leaves the
+old content or the new one, never a mixture. Every failing system call becomes a
+:class:`~omniw4.errors.StorageError`.
+"""
+
+from omniw4.storage.files import atomic_copy, atomic_write, atomic_write_json, explain_os_errors, sha256_file
+from omniw4.storage.output_folder import OutputFolder
+from omniw4.storage.tensor_file import ITEMSIZE, TensorFileWriter, dtype_name, tensor_bytes
+
+__all__ = [
+    "ITEMSIZE",
+    "OutputFolder",
+    "TensorFileWriter",
+    "atomic_copy",
+    "atomic_write",
+    "atomic_write_json",
+    "dtype_name",
+    "explain_os_errors",
+    "sha256_file",
+    "tensor_bytes",
+]

@@ -1,0 +1,98 @@
+"""Files that are whole or absent: temporary name in the same folder, sync, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from omniw4.errors import StorageError
+
+CHUNK = 4 << 20
+TEMP_SUFFIX = ".omniw4-tmp"
+
+
+@contextlib.contextmanager
+def explain_os_errors(what: str, path: Path) -> Iterator[None]:
+    """Turn an OSError inside the block into one sentence: ``cannot <what> '<path>': <reason>``."""
+    try:
+        yield
+    except OSError as e:
+        hints = {
+            errno.ENOSPC: "free some space, or choose a folder on another disk",
+            errno.EDQUOT: "your disk quota is used up: free some space, or choose a folder on another disk",
+            errno.EFBIG: "the file is larger than this disk or your ulimit allows",
+            errno.EROFS: "choose a folder you can write to",
+            errno.EACCES: "choose a folder you can write to",
+            errno.EPERM: "choose a folder you can write to",
+        }
+        reason = e.strerror or str(e)
+        raise StorageError(f"cannot {what} {str(path)!r}: {reason}", hint=hints.get(e.errno or 0, "")) from e
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A binary file that takes ``path``'s place, synced, when the block ends well, and vanishes when it does not."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMP_SUFFIX}")
+    with explain_os_errors("write", path):
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def atomic_write(path: str | Path, data: bytes | str) -> None:
+    """Write a whole file, or leave what was there. Text is UTF-8. Raises StorageError."""
+    with replacing(Path(path)) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def atomic_write_json(path: str | Path, obj: Any) -> None:
+    """Write an object as JSON (2 spaces, keys in their order); NaN and inf become ``null``, as JSON has neither."""
+    atomic_write(path, json.dumps(without_nan(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def atomic_copy(source: str | Path, target: str | Path) -> None:
+    """Copy a file's bytes (not its mode or times). Raises StorageError."""
+    with explain_os_errors("read", Path(source)), open(source, "rb") as reader, replacing(Path(target)) as file:
+        shutil.copyfileobj(reader, file, CHUNK)
+
+
+def sha256_file(path: str | Path) -> str:
+    """Hex SHA-256 of a file's bytes, read in chunks. Raises StorageError."""
+    with explain_os_errors("read", Path(path)), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def without_nan(obj: Any) -> Any:
+    if isinstance(obj, Mapping):
+        return {str(key): without_nan(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple):
+        return [without_nan(value) for value in obj]
+    if isinstance(obj, float) and not math.isfinite(obj):
+        return None
+    return obj
