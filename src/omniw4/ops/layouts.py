@@ -1,0 +1,79 @@
+"""Layouts of quantized activations: what ``quantize_lora_down`` writes and ``gemm_lora_up`` reads.
+
+``"canonical"`` is row-major and is what the references speak; every other name is a kernel family's order, known to
+the kernels alone. This file states the shapes, so that outputs can be allocated (and traced by torch.compile) without
+a kernel at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from omniw4.errors import LayoutError, OpError
+from omniw4.int4 import GROUP_SIZE
+
+CANONICAL = "canonical"
+ACT_BITS = (4, 8, 16)
+
+
+@dataclass(frozen=True)
+class ActivationShapes:
+    """Shapes and dtype of the two tensors that hold quantized activations."""
+
+    qact: tuple[int, ...]
+    qact_dtype: torch.dtype
+    a_scales: tuple[int, ...]  # always float16
+
+
+def activation_shapes(
+    layout: str, tokens: int, in_features: int, act_bits: int, dtype: torch.dtype
+) -> ActivationShapes:
+    """Shapes of quantized activations of ``[tokens, in_features]`` in a layout.
+
+    ==========  ========  ===============================  =========================
+    layout      act_bits  qact                             a_scales (float16)
+    ==========  ========  ===============================  =========================
+    canonical   4         [M, K/2] uint8, two codes a byte  [M, K/64]
+    canonical   8         [M, K] int8                      [M, 1]
+    canonical   16        [M, K] of ``dtype``              [M, 0]
+    mma_s4      4         [M/16, K/64, 32, 16] uint8       [K/64, 16·⌈M/16⌉]
+    mma_s8      4         [M, K/2] uint8, two codes a byte  [K/64, 16·⌈M/16⌉]
+    mma_s8      8         [M, K] int8                      [1, 16·⌈M/16⌉]
+    wgmma_s8    as mma_s8
+    ==========  ========  ===============================  =========================
+
+    Args:
+        tokens: M; may be symbolic.
+        in_features: K, a multiple of 64.
+        dtype: of the unquantized input; the dtype of qact when act_bits is 16.
+
+    Raises:
+        LayoutError: the layout is unknown, or does not hold activations of act_bits.
+    """
+    groups = in_features // GROUP_SIZE
+    padded = (tokens + 15) // 16 * 16
+    nibbles = ((tokens, in_features // 2), torch.uint8)
+    table: dict[tuple[str, int], ActivationShapes] = {
+        (CANONICAL, 4): ActivationShapes(*nibbles, (tokens, groups)),
+        (CANONICAL, 8): ActivationShapes((tokens, in_features), torch.int8, (tokens, 1)),
+        (CANONICAL, 16): ActivationShapes((tokens, in_features), dtype, (tokens, 0)),
+        ("mma_s4", 4): ActivationShapes((padded // 16, groups, 32, 16), torch.uint8, (groups, padded)),
+    }
+    for family in ("mma_s8", "wgmma_s8"):
+        table[family, 4] = ActivationShapes(*nibbles, (groups, padded))
+        table[family, 8] = ActivationShapes((tokens, in_features), torch.int8, (1, padded))
+    if (layout, act_bits) not in table:
+        known = ", ".join(f"{name}/{bits}" for name, bits in table)
+        raise LayoutError(f"no activation layout {layout!r} for {act_bits}-bit activations", hint=f"known: {known}")
+    return table[layout, act_bits]
+
+
+def require_canonical(layout: str, op: str) -> None:
+    """The references read and write row-major tensors only; raises OpError for a kernel family's layout."""
+    if layout != CANONICAL:
+        raise OpError(
+            f"{op}: the reference works in layout 'canonical' only, found {layout!r}",
+            hint="layouts of a kernel family need their tensors on a CUDA device and the compiled kernels",
+        )

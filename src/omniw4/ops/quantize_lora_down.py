@@ -1,0 +1,172 @@
+"""``quantize_lora_down``: one read of the activations for everything the GEMM needs.
+
+Contract
+    With ``round`` to the dtype of x and all else in FP32, one rounding an operation, no fused multiply-add::
+
+        n  = round(round(x · inv_rms) · norm_weight)      # only when inv_rms and norm_weight are given
+        s  = n · inv_smooth                               # only when inv_smooth is given
+        x' = hadamard64(s)                                # only with rotation "hadamard64"; order: omniw4.hadamard
+        qact, a_scales = INT4 per (token, group of 64) | INT8 per token | x' rounded to the dtype of x   (omniw4.int4)
+        lora_act = x' · proj_down
+
+    ============  =====================================================================================
+    x             [M, K] float16 or bfloat16 (float32 on a CPU), K a multiple of 64, any strides, M >= 0
+    proj_down     [K, R] float, or None for R = 0
+    inv_smooth    [K] float32: the FP32 reciprocal of ``smooth``; or None
+    inv_rms       [M] float32, together with norm_weight; or None
+    norm_weight   [K] of the dtype of x; or None
+    rotation      "none" or "hadamard64"
+    act_bits      4, 8 or 16
+    act_clip      fraction of absmax that the grid spans
+    layout        "canonical", or a kernel family's (omniw4.ops.layouts has the shapes)
+    returns       qact, a_scales float16, lora_act [M, R] float32
+    ============  =====================================================================================
+
+    Exact: codes, scales and packing, bit for bit, from the same inv_rms. Bounded: lora_act (kernels multiply in the
+    dtype of x and accumulate in FP32); it is FP32 on the interface because a rotated token with a large outlier
+    leaves the range of FP16. A row's bits never depend on the other rows, and there are no float atomics. NaN or inf
+    in a row give a NaN or inf scale in that row (its outputs become NaN); a zero group has scale 0 and codes 0.
+
+    Errors: OpError for wrong shapes, dtypes, devices or options; LayoutError for an unknown layout.
+
+Source: SVDQuant, arXiv 2411.05007 (fused down projection); QuaRot, arXiv 2404.00456 (online Hadamard).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from omniw4 import int4
+from omniw4.hadamard import hadamard64
+from omniw4.ops.checks import (
+    FLOATS,
+    require,
+    require_act_bits,
+    require_activations,
+    require_dtype,
+    require_same_device,
+    require_shape,
+)
+from omniw4.ops.layouts import activation_shapes, require_canonical
+from omniw4.ops.rows import matmul_rows
+
+_OP = "quantize_lora_down"
+_ROTATIONS = ("none", "hadamard64")
+
+
+def check_quantize_lora_down(
+    x: torch.Tensor,
+    proj_down: torch.Tensor | None,
+    inv_smooth: torch.Tensor | None,
+    inv_rms: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    rotation: str,
+    act_bits: int,
+    act_clip: float,
+) -> None:
+    require_activations(_OP, "x", x)
+    tokens, width = x.shape
+    require(
+        width > 0 and width % int4.GROUP_SIZE == 0,
+        _OP,
+        f"x has {width} columns, wanted a multiple of {int4.GROUP_SIZE}",
+    )
+    require(rotation in _ROTATIONS, _OP, f"rotation is {rotation!r}, wanted one of {', '.join(_ROTATIONS)}")
+    require_act_bits(_OP, act_bits)
+    require(0 < act_clip <= 1, _OP, f"act_clip is {act_clip}, wanted more than 0 and at most 1")
+    require_same_device(_OP, x, proj_down=proj_down, inv_smooth=inv_smooth, inv_rms=inv_rms, norm_weight=norm_weight)
+    require((inv_rms is None) == (norm_weight is None), _OP, "inv_rms and norm_weight come together, found only one")
+    if proj_down is not None:
+        require_dtype(_OP, "proj_down", proj_down, *FLOATS)
+        require(proj_down.dim() == 2, _OP, f"proj_down has shape {list(proj_down.shape)}, wanted [K, R]")
+        require_shape(_OP, "proj_down", proj_down, (width, proj_down.shape[1]))
+    if inv_smooth is not None:
+        require_dtype(_OP, "inv_smooth", inv_smooth, torch.float32)
+        require_shape(_OP, "inv_smooth", inv_smooth, (width,))
+    if inv_rms is not None and norm_weight is not None:
+        require_dtype(_OP, "inv_rms", inv_rms, torch.float32)
+        require_shape(_OP, "inv_rms", inv_rms, (tokens,))
+        require_dtype(_OP, "norm_weight", norm_weight, x.dtype)
+        require_shape(_OP, "norm_weight", norm_weight, (width,))
+
+
+def transform(
+    x: torch.Tensor,
+    inv_smooth: torch.Tensor | None,
+    inv_rms: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    rotation: str,
+) -> torch.Tensor:
+    """x' of the contract: ``[M, K]`` of any float dtype to ``[M, K]`` float32."""
+    if inv_rms is not None and norm_weight is not None:
+        x = (x.float() * inv_rms[:, None]).to(x.dtype)
+        x = (x.float() * norm_weight.float()).to(x.dtype)
+    y = x.float()
+    if inv_smooth is not None:
+        y = y * inv_smooth
+    return hadamard64(y) if rotation == "hadamard64" else y
+
+
+def quantize_lora_down_ref(
+    x: torch.Tensor,
+    proj_down: torch.Tensor | None,
+    inv_smooth: torch.Tensor | None,
+    inv_rms: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    rotation: str,
+    act_bits: int,
+    act_clip: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The contract in plain torch, layout "canonical"."""
+    check_quantize_lora_down(x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip)
+    y = transform(x, inv_smooth, inv_rms, norm_weight, rotation)
+    if act_bits == 4:
+        codes, a_scales = int4.quantize_groups(y, act_clip)
+        qact = int4.pack_nibbles(codes)
+    elif act_bits == 8:
+        qact, a_scales = int4.quantize_tokens(y, act_clip)
+    else:
+        qact, a_scales = y.to(x.dtype, copy=True), x.new_empty((x.shape[0], 0), dtype=torch.float16)
+    if proj_down is None:
+        lora_act = y.new_zeros(x.shape[0], 0)
+    else:
+        lora_act = matmul_rows(y, proj_down.float())
+    return qact, a_scales, lora_act
+
+
+@torch.library.custom_op("omniw4::quantize_lora_down", mutates_args=())
+def quantize_lora_down(
+    x: torch.Tensor,
+    proj_down: torch.Tensor | None,
+    inv_smooth: torch.Tensor | None,
+    inv_rms: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    rotation: str,
+    act_bits: int,
+    act_clip: float,
+    layout: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    require_canonical(layout, _OP)
+    return quantize_lora_down_ref(x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip)
+
+
+@quantize_lora_down.register_fake
+def _(
+    x: torch.Tensor,
+    proj_down: torch.Tensor | None,
+    inv_smooth: torch.Tensor | None,
+    inv_rms: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    rotation: str,
+    act_bits: int,
+    act_clip: float,
+    layout: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tokens, width = x.shape
+    shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype)
+    rank = 0 if proj_down is None else proj_down.shape[1]
+    return (
+        x.new_empty(shapes.qact, dtype=shapes.qact_dtype),
+        x.new_empty(shapes.a_scales, dtype=torch.float16),
+        x.new_empty((tokens, rank), dtype=torch.float32),
+    )
