@@ -43,7 +43,7 @@ def pack_lora_act_ref(lora_act: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
     rows, steps = -(-tokens // _TILE), -(-rank // _TILE)
     padded = lora_act.new_zeros(rows * _TILE, steps * _TILE, dtype=dtype)
     padded[:tokens, :rank] = lora_act.to(dtype)
-    # row = (half m, g), column = (half k, t, pair):   [rows, m, g, steps, k, t, pair] -> [rows, steps, g, t, k, m, pair]
+    # row = (half m, g), column = (half k, t, pair):  [rows, m, g, steps, k, t, pair] -> [rows, steps, g, t, k, m, pair]
     tiles = padded.reshape(rows, 2, 8, steps, 2, 4, 2).permute(0, 3, 2, 5, 4, 1, 6)
     return tiles.reshape(rows, steps, 32, 8).contiguous()
 

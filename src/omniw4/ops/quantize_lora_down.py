@@ -127,10 +127,7 @@ def quantize_lora_down_ref(
         qact, a_scales = int4.quantize_tokens(y, act_clip)
     else:
         qact, a_scales = y.to(x.dtype, copy=True), x.new_empty((x.shape[0], 0), dtype=torch.float16)
-    if proj_down is None:
-        lora_act = y.new_zeros(x.shape[0], 0)
-    else:
-        lora_act = matmul_rows(y, proj_down.float())
+    lora_act = y.new_zeros(x.shape[0], 0) if proj_down is None else matmul_rows(y, proj_down.float())
     return qact, a_scales, lora_act
 
 
