@@ -126,7 +126,7 @@ def load(source: str | Path | None = None, overrides: dict[str, Any] | None = No
     merged = _read_yaml(config_dir() / "default.yaml")
     if source is not None:
         merged = merge(merged, _read_yaml(_find(source)))
-    merged = merge(merged, _without_none(overrides or {}))
+    merged = merge(merged, without_none(overrides or {}))
     return parse(merged, origin=str(source or "default"))
 
 
@@ -184,6 +184,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return data or {}
 
 
-def _without_none(data: dict[str, Any]) -> dict[str, Any]:
-    kept = {k: _without_none(v) if isinstance(v, dict) else v for k, v in data.items()}
+def without_none(data: dict[str, Any]) -> dict[str, Any]:
+    """A nested dict without the keys whose value is None, and without dicts that are empty then."""
+    kept = {k: without_none(v) if isinstance(v, dict) else v for k, v in data.items()}
     return {k: v for k, v in kept.items() if v is not None and v != {}}

@@ -1,0 +1,5 @@
+"""``python -m omniw4``."""
+
+from omniw4.cli.app import main
+
+main()

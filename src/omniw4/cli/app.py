@@ -1,0 +1,123 @@
+"""The ``omniw4`` command: its verbs, and the one place where errors become exit codes.
+
+0 well · 1 a verdict failed · 2 usage, config, input, I/O, unsupported GPU · 101 internal · 130 interrupted.
+``OMNIW4_DEBUG=1`` shows tracebacks. Nothing here imports torch, so that ``omniw4 --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from omniw4 import __version__
+from omniw4.cli import bench, calibrate, inspect, quantize, repack, verify
+from omniw4.cli.output import print_error
+from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, OmniW4Error
+
+# system errors that are the user's to mend, wherever a library lets them through
+_OS_HINTS = {
+    errno.ENOSPC: "free some space, or use a folder on another disk",
+    errno.EDQUOT: "free some space, or use a folder on another disk",
+    errno.EFBIG: "raise the limit on file sizes (`ulimit -f`)",
+    errno.EROFS: "the file system is read-only: use a folder elsewhere",
+    errno.EACCES: "check the permissions, or use a folder elsewhere",
+    errno.EPERM: "check the permissions, or use a folder elsewhere",
+}
+
+app = typer.Typer(
+    name="omniw4",
+    help="W4A4 quantization and inference for Qwen3-like models.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(name="calibrate")(calibrate.command)
+app.command(name="quantize")(quantize.command)
+app.command(name="repack")(repack.command)
+app.command(name="verify")(verify.command)
+app.command(name="bench")(bench.command)
+app.command(name="inspect")(inspect.command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"omniw4 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """W4A4 quantization and inference for Qwen3-like models."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and end the process."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the result has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code, whatever happens."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        return code if isinstance(code, int) else EXIT_OK
+    except BaseException as error:
+        if os.environ.get("OMNIW4_DEBUG") == "1" and not isinstance(error, SystemExit | typer.Exit):
+            traceback.print_exc()
+        return _exit_code(error)
+
+
+def _exit_code(error: BaseException) -> int:
+    """Print what an exception means to the user; returns the code to end with."""
+    if isinstance(error, OmniW4Error):
+        print_error(error.message, error.hint)
+        return error.exit_code
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        print_error("interrupted; nothing was written")
+        return EXIT_INTERRUPTED
+    if hasattr(error, "format_message"):  # a usage error of typer, whose class has no public name in every version
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "omniw4"
+        print_error(_sentence(error.format_message()), f"`{command} --help` lists what there is")
+        return EXIT_USAGE
+    if isinstance(error, BrokenPipeError):
+        return EXIT_OK
+    if isinstance(error, OSError) and error.errno in _OS_HINTS:
+        where = f" {str(error.filename)!r}" if error.filename else ""
+        print_error(f"{error.strerror}{where}", _OS_HINTS[error.errno])
+        return EXIT_USAGE
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else EXIT_INTERNAL
+    print_error(
+        f"internal error: {type(error).__name__}: {error}",
+        "this is a bug of omniw4; OMNIW4_DEBUG=1 shows where it happened",
+    )
+    return EXIT_INTERNAL
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text[:1].lower() + text[1:].rstrip(".")
+
+
+def _as_interrupt(*_: Any) -> NoReturn:
+    """SIGTERM ends a run as Ctrl-C does: locks released, nothing half-written."""
+    raise KeyboardInterrupt
