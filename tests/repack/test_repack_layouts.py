@@ -201,7 +201,7 @@ def test_pack_activations_refuses_what_does_not_fit(qact: torch.Tensor, a_scales
 
 
 def test_pack_lora_act_refuses_32_bit_elements() -> None:
-    with pytest.raises(LayoutError, match="lora_act is torch.float32"):
+    with pytest.raises(LayoutError, match=r"lora_act is torch.float32"):
         mma_s4.pack_lora_act(torch.zeros(4, 16))
 
 
