@@ -81,6 +81,102 @@ class CheckpointError(OmniW4Error):
     """A checkpoint that breaks a rule of docs/checkpoint-format.md; subclasses name the rule."""
 
 
+class MissingFileError(CheckpointError):
+    """A file every checkpoint has (config.json, omniw4.json, the weights) is not there."""
+
+
+class UnreadableFileError(CheckpointError):
+    """A file of the checkpoint cannot be opened or read."""
+
+
+class MalformedJsonError(CheckpointError):
+    """config.json, omniw4.json or the shard index is not JSON, or not of the wanted structure."""
+
+
+class QuantMethodError(CheckpointError):
+    """config.json has no quantization_config, or one of another method."""
+
+
+class FormatVersionError(CheckpointError):
+    """A format version this package does not read."""
+
+
+class QuantizationConfigError(CheckpointError):
+    """A key or value of quantization_config that the format does not have."""
+
+
+class ShardIndexError(CheckpointError):
+    """The shard index and the shards contradict each other."""
+
+
+class MissingShardError(CheckpointError):
+    """The shard index names a file that is not there."""
+
+
+class UnsafePathError(CheckpointError):
+    """A file name in the shard index or in omniw4.json that leads out of the checkpoint."""
+
+
+class TruncatedFileError(CheckpointError):
+    """A tensor file shorter than its header says."""
+
+
+class TrailingDataError(CheckpointError):
+    """A tensor file longer than its header says."""
+
+
+class MalformedHeaderError(CheckpointError):
+    """The header of a tensor file is too large, not JSON, or not of the wanted structure."""
+
+
+class UnknownDtypeError(CheckpointError):
+    """A header names a dtype that does not exist."""
+
+
+class TensorSizeError(CheckpointError):
+    """A tensor whose shape and dtype do not make up its byte range."""
+
+
+class TensorOverlapError(CheckpointError):
+    """Two tensors of a file share bytes."""
+
+
+class TensorGapError(CheckpointError):
+    """Bytes of a tensor file that belong to no tensor."""
+
+
+class MissingTensorError(CheckpointError):
+    """A tensor the checkpoint must hold is not there."""
+
+
+class UnexpectedTensorError(CheckpointError):
+    """A tensor the checkpoint must not hold is there."""
+
+
+class RenamedTensorError(CheckpointError):
+    """A tensor is missing and an unknown one is there instead; the message names both."""
+
+
+class TensorDtypeError(CheckpointError):
+    """A tensor of a dtype its role does not allow."""
+
+
+class TensorShapeError(CheckpointError):
+    """A tensor of a shape its role does not allow."""
+
+
+class HashMismatchError(CheckpointError):
+    """The bytes of a tensor file are not those that were written."""
+
+
+class NonFiniteTensorError(CheckpointError):
+    """A tensor of a quantized linear holds NaN or inf."""
+
+
+class ScaleValueError(CheckpointError):
+    """A negative weight scale, or a smoothing factor that is not positive."""
+
+
 class LayoutError(OmniW4Error):
     """An unknown tensor-core layout, or a repacked cache that does not belong to its checkpoint."""
 

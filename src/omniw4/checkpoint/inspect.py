@@ -1,0 +1,127 @@
+"""Summary of a checkpoint, or of any safetensors file, from headers and metadata alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omniw4.checkpoint.header import TensorFile, read_header
+from omniw4.checkpoint.reader import Checkpoint
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    name: str
+    dtype: str
+    shape: list[int]
+    bytes: int
+    file: str
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One quantized linear: shape, how, stored size, and what its report says."""
+
+    path: str
+    out_features: int
+    in_features: int
+    act_bits: int
+    rank: int
+    rotation: str
+    bits: float  # stored bits a weight
+    method: str
+    relative_error: float
+    sqnr_db: float
+    rank_energy: float
+    damp: float
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What ``omniw4 inspect`` shows. ``kind`` is "checkpoint" or "file"; a file has tensors and metadata alone."""
+
+    kind: str
+    name: str
+    tensors: list[TensorRow]
+    files: dict[str, int]  # name -> bytes
+    total_bytes: int
+    metadata: dict[str, str] = field(default_factory=dict)
+    hash: str = ""
+    quantization_config: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    layers: list[LayerRow] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    effective_bits: float = 0.0
+    quantized_bytes: int = 0
+    other_bytes: int = 0
+    original_bytes: int = 0  # what the quantized linears took in 16 bits
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarize(path: str | Path) -> Summary:
+    """Summarise a checkpoint folder or a single safetensors file; cost is that of its headers.
+
+    Raises:
+        CheckpointError: what is there is no checkpoint, or no safetensors file; the subclass names the rule.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _summarize_checkpoint(Checkpoint.open(path))
+    file = read_header(path)
+    return Summary("file", path.name, _rows(file), {path.name: file.nbytes}, file.nbytes, file.metadata)
+
+
+def _summarize_checkpoint(checkpoint: Checkpoint) -> Summary:
+    tensors = [row for file in checkpoint.files for row in _rows(file)]
+    files = {file.path.name: file.nbytes for file in checkpoint.files}
+    others = set(checkpoint.other_names)
+    layers = []
+    for path, linear in checkpoint.linears.items():
+        spec, report = checkpoint.specs[path], checkpoint.reports[path]
+        layers.append(
+            LayerRow(
+                path=path,
+                out_features=linear.out_features,
+                in_features=linear.in_features,
+                act_bits=spec.act_bits,
+                rank=spec.rank,
+                rotation=spec.rotation,
+                bits=linear.effective_bits,
+                method=report.method,
+                relative_error=report.relative_error,
+                sqnr_db=report.sqnr_db,
+                rank_energy=report.rank_energy,
+                damp=report.damp,
+                warnings=report.warnings,
+            )
+        )
+    return Summary(
+        kind="checkpoint",
+        name=checkpoint.folder.resolve().name,
+        tensors=tensors,
+        files=files,
+        total_bytes=sum(files.values()),
+        metadata=checkpoint.files[0].metadata,
+        hash=checkpoint.hash,
+        quantization_config=checkpoint.quantization_config,
+        recipe=checkpoint.recipe,
+        provenance=checkpoint.provenance,
+        layers=layers,
+        skipped=checkpoint.skipped,
+        effective_bits=checkpoint.effective_bits(),
+        quantized_bytes=sum(row.bytes for row in tensors if row.name not in others),
+        other_bytes=sum(row.bytes for row in tensors if row.name in others),
+        original_bytes=sum(2 * linear.out_features * linear.in_features for linear in checkpoint.linears.values()),
+    )
+
+
+def _rows(file: TensorFile) -> list[TensorRow]:
+    return [
+        TensorRow(name, info.dtype, list(info.shape), info.nbytes, file.path.name)
+        for name, info in file.tensors.items()
+    ]
