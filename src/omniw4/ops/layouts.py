@@ -7,6 +7,7 @@ a kernel at hand.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -77,3 +78,25 @@ def require_canonical(layout: str, op: str) -> None:
             f"{op}: the reference works in layout 'canonical' only, found {layout!r}",
             hint="layouts of a kernel family need their tensors on a CUDA device and the compiled kernels",
         )
+
+
+_KERNELS: dict[str, Callable[[torch.device, int], bool]] = {}
+
+
+def register_kernels(layout: str, runs: Callable[[torch.device, int], bool]) -> None:
+    """Make a compiled kernel family known.
+
+    Args:
+        layout: the layout its weights and activations are in.
+        runs: ``runs(device, act_bits)``, whether the family works there; registered in order of preference.
+    """
+    _KERNELS[layout] = runs
+
+
+def kernel_layout(device: torch.device, act_bits: int) -> str:
+    """The layout of the preferred kernel family for a device, or "canonical" where only the reference runs."""
+    if device.type == "cuda":
+        for layout, runs in _KERNELS.items():
+            if runs(device, act_bits):
+                return layout
+    return CANONICAL
