@@ -103,7 +103,7 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = t
     Returns:
         ``[..., K]`` of ``dtype``; a zero scale gives exactly 0.
     """
-    runs = codes.reshape(*codes.shape[:-1], scales.shape[-1], -1)
+    runs = codes.reshape(*codes.shape[:-1], scales.shape[-1], codes.shape[-1] // scales.shape[-1])
     return (runs.to(dtype) * scales[..., None].to(dtype)).reshape(codes.shape)
 
 
