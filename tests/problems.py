@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from shapes import Shape
 
 from omniw4 import int4
 from omniw4.tensors import LinearSpec, QuantizedLinear, Rotation
+from shapes import Shape
 
 
 def make_linear(

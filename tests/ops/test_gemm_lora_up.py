@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import assert_same, for_shape, make_input, make_linear, relative_error
-from shapes import Shape, ids, small
 
 from omniw4 import int4, ops
 from omniw4.errors import OpError
 from omniw4.tensors import QuantizedLinear
+from problems import assert_same, for_shape, make_input, make_linear, relative_error
+from shapes import Shape, ids, small
 
 Activations = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import assert_same, relative_error
 from safetensors.torch import load_file
 
 from omniw4 import int4, ops
+from problems import assert_same, relative_error
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "linear.safetensors"
 

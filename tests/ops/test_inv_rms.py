@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import assert_same, make_input
 
 from omniw4 import ops
 from omniw4.errors import OpError
+from problems import assert_same, make_input
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import assert_same
 
 from omniw4 import ops
 from omniw4.errors import OpError
+from problems import assert_same
 
 SIZES = [(1, 1), (5, 16), (16, 16), (17, 24), (33, 96), (64, 256), (0, 16), (3, 0)]
 

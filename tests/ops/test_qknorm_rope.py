@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import assert_same, relative_error
 
 from omniw4 import ops
 from omniw4.errors import OpError
+from problems import assert_same, relative_error
 
 HEADS = [(16, 8, 128), (9, 3, 64), (4, 4, 64), (4, 1, 32), (2, 2, 2)]
 

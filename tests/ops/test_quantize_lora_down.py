@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import assert_same, make_input, make_linear, relative_error
-from shapes import Shape, ids, small
 
 from omniw4 import int4, ops
 from omniw4.errors import LayoutError, OpError
 from omniw4.ops.layouts import activation_shapes
+from problems import assert_same, make_input, make_linear, relative_error
+from shapes import Shape, ids, small
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
