@@ -11,11 +11,11 @@ from linear_samples import RANKS, SHAPES, assert_same, assert_same_linear, rando
 
 from omniw4 import repack
 from omniw4.errors import LayoutError, UnsupportedGPUError
+from omniw4.ops import pack_lora_act_ref
 from omniw4.repack import mma_s4, mma_s8, wgmma_s8
 from omniw4.tensors import LinearSpec
 
-LAYOUTS = [mma_s4, mma_s8, wgmma_s8]
-by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=[layout.LAYOUT for layout in LAYOUTS])
+by_layout = pytest.mark.parametrize("layout", repack.LAYOUTS.values(), ids=repack.LAYOUTS.keys())
 
 
 @by_layout
@@ -94,6 +94,11 @@ def test_lora_act_equals_the_naive_loop_and_comes_back(m: int, rank: int, dtype:
     fragments = mma_s4.pack_lora_act(x)
     assert_same(fragments, naive.lora_act(x), "lora_act")
     assert_same(mma_s4.unpack_lora_act(fragments, m, rank), x, "lora_act")
+
+
+def test_the_op_that_packs_lora_act_follows_the_same_map() -> None:
+    x = torch.randn(21, 40, generator=torch.Generator().manual_seed(5))
+    assert_same(pack_lora_act_ref(x, torch.bfloat16), mma_s4.pack_lora_act(x.bfloat16()), "lora_act")
 
 
 @by_layout
