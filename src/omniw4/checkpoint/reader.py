@@ -174,12 +174,13 @@ def parse_report(path: str, data: dict[str, Any]) -> LayerReport:
         values[key] = _number(value) if wanted == "a number" else value
     if unknown := sorted(data.keys() - _REPORT_TYPES.keys()):
         raise MalformedJsonError(f"report of {path!r}: unknown key {unknown[0]!r}")
-    rounds: list[Any] = values["rounds"]
-    values["rounds"] = [_number(error) for error in rounds]
+    if not all(isinstance(error, int | float | None) for error in values["rounds"]):
+        raise MalformedJsonError(f"report of {path!r}: rounds is {values['rounds']}, wanted a list of numbers")
+    values["rounds"] = [_number(error) for error in values["rounds"]]
     return LayerReport(**values)
 
 
-def _number(value: float | None) -> float:
+def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
 
 
