@@ -1,5 +1,6 @@
 """Perplexity, KL and agreement against formulas written out by hand."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from omniw4.errors import ModelError
-from omniw4.verify.evaluate import SLICE, Comparison, Forward, Item, Outputs, compare, text_sequences
+from omniw4.verify.evaluate import SLICE, Comparison, Forward, Item, Outputs, compare, text_items
 
 
 def table_model(table):
@@ -19,7 +20,7 @@ def by_hand(p_table, q_table, windows):
     """Mean NLL of both, KL and agreement in FP64, position by position."""
     nll_p = nll_q = kl = same = count = 0.0
     for row in windows.tolist():
-        for now, then in zip(row[:-1], row[1:], strict=True):
+        for now, then in itertools.pairwise(row):
             p, q = (t[now].double().softmax(-1) for t in (p_table, q_table))
             nll_p -= math.log(p[then])
             nll_q -= math.log(q[then])
@@ -34,7 +35,7 @@ def test_figures_equal_the_formulas(length):
     torch.manual_seed(length)
     p_table, q_table = torch.randn(11, 11) * 3, torch.randn(11, 11) * 3
     windows = torch.randint(0, 11, (3, length))
-    found = compare(table_model(p_table), table_model(q_table), text_sequences(windows))
+    found = compare(table_model(p_table), table_model(q_table), text_items(windows))
     nll_p, nll_q, kl, same = by_hand(p_table, q_table, windows)
     assert found.tokens == found.labelled == 3 * (length - 1)
     assert found.perplexity_reference == pytest.approx(math.exp(nll_p), rel=1e-5)
@@ -46,13 +47,13 @@ def test_figures_equal_the_formulas(length):
 
 def test_a_model_against_itself():
     table = torch.randn(7, 7)
-    found = compare(table_model(table), table_model(table), text_sequences(torch.randint(0, 7, (2, 30))))
+    found = compare(table_model(table), table_model(table), text_items(torch.randint(0, 7, (2, 30))))
     assert (found.kl, found.argmax_agreement, found.ratio, found.finite) == (0.0, 1.0, 1.0, True)
 
 
 def test_a_uniform_model_has_the_vocabulary_as_perplexity():
     windows = torch.randint(0, 50, (2, 40))
-    found = compare(table_model(torch.zeros(50, 50)), table_model(torch.ones(50, 50)), text_sequences(windows))
+    found = compare(table_model(torch.zeros(50, 50)), table_model(torch.ones(50, 50)), text_items(windows))
     assert found.perplexity_reference == pytest.approx(50)
     assert found.perplexity_quantized == pytest.approx(50)
 
@@ -60,8 +61,8 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity():
 def test_labels_are_shifted_by_one():
     """A model that predicts its own input token for certain is sure of the wrong thing unless tokens repeat."""
     copies = table_model(torch.eye(4) * 100)
-    constant = compare(copies, copies, text_sequences(torch.tensor([[2, 2, 2, 2]])))
-    moving = compare(copies, copies, text_sequences(torch.tensor([[0, 1, 2, 3]])))
+    constant = compare(copies, copies, text_items(torch.tensor([[2, 2, 2, 2]])))
+    moving = compare(copies, copies, text_items(torch.tensor([[0, 1, 2, 3]])))
     assert constant.perplexity_reference == pytest.approx(1.0)
     assert moving.perplexity_reference > 1e40
 
@@ -70,7 +71,7 @@ def test_half_precision_logits_are_judged_in_fp32():
     """A logit of 100 and 49 999 zeros: FP16 cannot even hold the number of classes' sum."""
     logits = torch.zeros(1, 3, 50_000, dtype=torch.float16)
     model = Forward(lambda input_ids, use_cache: SimpleNamespace(logits=logits))
-    found = compare(model, model, text_sequences(torch.tensor([[0, 1, 2]])))
+    found = compare(model, model, text_items(torch.tensor([[0, 1, 2]])))
     assert found.perplexity_reference == pytest.approx(50_000, rel=1e-4)
 
 
@@ -80,7 +81,7 @@ def test_logits_that_are_not_finite_are_noticed(bad):
     broken = table.clone()
     broken[3, 2] = bad
     windows = torch.tensor([[0, 3, 1]])
-    found = compare(table_model(table), table_model(broken), text_sequences(windows))
+    found = compare(table_model(table), table_model(broken), text_items(windows))
     assert not found.finite
     assert math.isnan(found.kl)
     assert math.isnan(found.ratio)
@@ -92,7 +93,7 @@ def test_a_perplexity_too_large_for_a_float_is_infinite():
 
 
 def test_another_vocabulary_is_refused():
-    windows = text_sequences(torch.tensor([[0, 1, 2]]))
+    windows = text_items(torch.tensor([[0, 1, 2]]))
     with pytest.raises(ModelError, match="quantized model"):
         compare(table_model(torch.zeros(5, 5)), table_model(torch.zeros(5, 6)), windows)
 
@@ -136,7 +137,12 @@ def test_outputs_without_anything_are_refused():
 def test_progress_counts_every_window():
     seen = []
     table = torch.zeros(5, 5)
-    compare(table_model(table), table_model(table), text_sequences(torch.zeros(3, 4, dtype=torch.int64)), on_progress=seen.append)
+    compare(
+        table_model(table),
+        table_model(table),
+        text_items(torch.zeros(3, 4, dtype=torch.int64)),
+        on_progress=seen.append,
+    )
     assert [(p.stage, p.done, p.total) for p in seen] == [("evaluate", 1, 3), ("evaluate", 2, 3), ("evaluate", 3, 3)]
     assert seen[-1].eta_seconds == 0.0
 

@@ -104,7 +104,12 @@ def _commit() -> str | None:
 def _tell(command: list[str]) -> str | None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=10, check=True, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+            command,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError):
         return None

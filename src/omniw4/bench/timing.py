@@ -99,12 +99,32 @@ def _measure_cuda(calls: Sequence[Callable[[], Any]], device: torch.device, warm
                 call()
         for _ in range(warmup):
             graph.replay()
-        samples = []
-        for _ in range(repetitions):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            samples.append(start.elapsed_time(end) / len(calls) * 1e3)
-        return Timing(tuple(samples))
+        return Timing(tuple(_between_events(graph.replay) / len(calls) for _ in range(repetitions)))
+
+
+def measure_eager(
+    calls: Sequence[Callable[[], Any]],
+    device: torch.device | str,
+    *,
+    warmup: int = WARMUP,
+    repetitions: int = REPETITIONS,
+) -> Timing:
+    """As :func:`measure` on a CUDA device, but without a graph: launches and the host's work are in the time."""
+    with torch.cuda.device(device):
+        for _ in range(warmup):
+            for call in calls:
+                call()
+        torch.cuda.synchronize()
+        return Timing(
+            tuple(_between_events(lambda: [call() for call in calls]) / len(calls) for _ in range(repetitions))
+        )
+
+
+def _between_events(work: Callable[[], Any]) -> float:
+    """Microseconds between two events around ``work`` on the current stream."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3

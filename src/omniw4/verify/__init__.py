@@ -7,7 +7,7 @@
     result = verify.run(
         "out",                      # the checkpoint folder
         "path/or/hub-id",           # the original model
-        dataset=None,               # .txt, .jsonl, .parquet, Hub name; captured hidden states (.safetensors); None: built-in
+        dataset=None,               # text as calibrate takes it, or hidden states (.safetensors); None: built-in
         settings=config.verify,     # config.Verify: windows, seq_len, gates
         device="cpu", dtype="auto", # "auto": float32 on a CPU, the model's own dtype on a GPU
         bos=None,                   # "model" | "always" | "never"; None: as at calibration
@@ -28,5 +28,6 @@ that cannot be read or a text that is too short raise their own :class:`omniw4.e
 """
 
 from omniw4.verify.result import Gate, LayerCheck, Perplexity, Progress, VerifyResult
+from omniw4.verify.run import LAYER_TOKENS, run
 
-__all__ = ["Gate", "LayerCheck", "Perplexity", "Progress", "VerifyResult"]
+__all__ = ["LAYER_TOKENS", "Gate", "LayerCheck", "Perplexity", "Progress", "VerifyResult", "run"]

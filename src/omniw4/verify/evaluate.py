@@ -176,7 +176,7 @@ def compare(
     return total
 
 
-def text_sequences(windows: torch.Tensor) -> list[Item]:
+def text_items(windows: torch.Tensor) -> list[Item]:
     """Windows of text ``[S, L]`` int64 without padding as sequences: shifted labels, the last position not counted."""
     keep = torch.ones(windows.shape[1], dtype=torch.bool)
     keep[-1] = False

@@ -1,4 +1,4 @@
-"""What must be true of a checkpoint's tensors whatever the model says: finite numbers, and a repack that loses nothing."""
+"""What must hold whatever the model says: finite numbers, and a repack that loses nothing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ from omniw4.verify.result import LayerCheck
 TOLERANCE = 2.0  # times the error of plain torch in the same dtype
 
 
-def capture_inputs(model: nn.Module, paths: Iterable[str], run: Callable[[], Any], tokens: int) -> dict[str, torch.Tensor]:
+def capture_inputs(
+    model: nn.Module, paths: Iterable[str], run: Callable[[], Any], tokens: int
+) -> dict[str, torch.Tensor]:
     """Inputs of linears during ``run()``, at most ``tokens`` rows of each; a tensor that several read is kept once.
 
     Returns:
@@ -91,7 +93,7 @@ def check_layer(
         relative_error=error,
         sqnr_db=math.inf if error == 0 else -10 * math.log10(error),
         op_error=op_error,
-        op_tolerance=max(TOLERANCE * plain_error, torch.finfo(x.dtype).eps),
+        op_tolerance=max(TOLERANCE * plain_error, torch.finfo(x.dtype).eps / 2),
         effective_bits=linear.effective_bits(),
         finite=bool(torch.isfinite(got).all()),
         repack_identical=repack_identical,
@@ -109,13 +111,12 @@ def evaluate_codes(x: torch.Tensor, linear: QuantizedLinear, dtype: torch.dtype)
     Returns:
         ``[T, N]`` of ``dtype``.
     """
-    codes_from = transform(x, linear, torch.float32)  # [T, K]: the codes are defined on the FP32 values
-    own = transform(x, linear, torch.float64).to(dtype)
+    own = transform(x, linear, torch.float64).to(dtype)  # [T, K]
     if linear.spec.act_bits == 16:
         act = own
     else:
         quantize = int4.quantize_groups if linear.spec.act_bits == 4 else int4.quantize_tokens
-        act = int4.dequantize(*quantize(codes_from, linear.spec.act_clip), dtype)
+        act = int4.dequantize(*quantize(transform(x, linear, torch.float32), linear.spec.act_clip), dtype)
     weight = int4.dequantize(int4.unpack_nibbles(linear.qweight), linear.w_scales, torch.float64).to(dtype)
     y = act @ weight.T
     if linear.proj_down is not None and linear.proj_up is not None:
@@ -124,10 +125,13 @@ def evaluate_codes(x: torch.Tensor, linear: QuantizedLinear, dtype: torch.dtype)
 
 
 def transform(x: torch.Tensor, linear: QuantizedLinear, dtype: torch.dtype) -> torch.Tensor:
-    """``x' = (x / smooth)·H64`` of ``x [T, K]``, in ``dtype`` (float32 or float64)."""
+    """``x' = (x / smooth)·H64`` of ``x [T, K]``, in ``dtype``.
+
+    In float32 exactly the values the codes are defined on: multiplied by the rounded reciprocal, not divided.
+    """
     y = x.to(dtype)
     if linear.smooth is not None:
-        y = y / linear.smooth.to(dtype)
+        y = y * linear.smooth.to(dtype).reciprocal()
     return hadamard64(y) if linear.spec.rotation == "hadamard64" else y
 
 

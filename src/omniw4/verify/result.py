@@ -129,7 +129,9 @@ def holds(name: str, fact: bool, detail: str = "") -> Gate:
     return Gate(name, fact, fact, True, "==", detail)
 
 
-def judge(gates: Gates, perplexity: Perplexity, kl: float | None, agreement: float | None, layers: list[LayerCheck]) -> list[Gate]:
+def judge(
+    gates: Gates, perplexity: Perplexity, kl: float | None, agreement: float | None, layers: list[LayerCheck]
+) -> list[Gate]:
     """The gates of the config over the measured figures."""
     worst = max(layers, key=lambda layer: _nan_is_worst(layer.relative_error), default=None)
     return [

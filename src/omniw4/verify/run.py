@@ -1,0 +1,222 @@
+"""The whole verification: structure and hashes, every layer, then the model against the original on held-out text."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from omniw4 import model as models
+from omniw4 import ops, repack
+from omniw4.checkpoint.reader import Checkpoint
+from omniw4.config import Verify
+from omniw4.errors import CheckpointError, MissingFileError, UnreadableFileError, UsageError
+from omniw4.runtime.linear import W4A4Linear
+from omniw4.runtime.load import load
+from omniw4.verify import heldout, integrity
+from omniw4.verify.evaluate import compare
+from omniw4.verify.layers import capture_inputs, check_layer
+from omniw4.verify.result import Gate, OnProgress, Perplexity, Progress, VerifyResult, holds, judge
+
+LAYER_TOKENS = 64
+
+
+def run(
+    directory: str | Path,
+    model: str | Path,
+    *,
+    dataset: str | None = None,
+    settings: Verify | None = None,
+    device: str = "cpu",
+    dtype: str = "auto",
+    bos: str | None = None,
+    layer_tokens: int = LAYER_TOKENS,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+    on_progress: OnProgress | None = None,
+) -> VerifyResult:
+    """Judge a checkpoint against its original; arguments and result are described in :mod:`omniw4.verify`.
+
+    The original and the quantized model are in memory together; tensors that the checkpoint stores as they were are
+    held once. Of activations and logits one sequence is held at a time.
+
+    Raises:
+        CheckpointError: the folder is no checkpoint. A damaged one is a failed gate, not an error.
+        ModelError: the original cannot be loaded, or does not have the checkpoint's linears.
+        DatasetError: the held-out text is missing, unreadable, or too short for one window.
+        UsageError: ``layer_tokens`` is negative.
+    """
+    if layer_tokens < 0:
+        raise UsageError(f"layer_tokens is {layer_tokens}, wanted 0 or more")
+    settings = settings or Verify()
+    result = VerifyResult(True, [], [], Perplexity(), None, None, None, str(device), "")
+    tell = on_progress or (lambda _: None)
+    with _stage(result, "structure"):
+        checkpoint = _open(directory, result, tell)
+    if checkpoint is None:
+        return _finish(result, device)
+    result.effective_bits = checkpoint.effective_bits()
+    with _stage(result, "load"):
+        source = models.load(
+            model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
+        )
+        reference = source.model
+        if (
+            dtype == "auto"
+            and torch.device(device).type == "cuda"
+            and next(reference.parameters()).dtype == torch.float32
+        ):
+            reference.half()  # the ops of a GPU take 16 bits only
+        result.dtype = str(next(reference.parameters()).dtype).removeprefix("torch.")
+        data = heldout.prepare(
+            source, dataset, settings.windows, settings.seq_len, bos, calibration=checkpoint.provenance["calibration"]
+        )
+        result.windows, result.bos, result.warnings = data.record, data.bos, data.warnings
+        quantized = load(directory, device, result.dtype, trust_remote_code=trust_remote_code)
+        result.path = kernel_path(quantized)
+    result.gates.append(_same_source(checkpoint, source.hash))
+    result.gates.append(_share_untouched(reference, quantized, set(checkpoint.specs)))
+    with _stage(result, "layers"):
+        inputs: dict[str, torch.Tensor] = {}
+        if layer_tokens:
+            first, forward = data.items[0], data.forward(reference)
+            inputs = capture_inputs(reference, checkpoint.specs, lambda: forward(first, device), layer_tokens)
+        _check_layers(checkpoint, reference, quantized, inputs, result, tell)
+    with _stage(result, "evaluate"):
+        found = compare(
+            data.forward(reference), data.forward(quantized), data.items, device=device, on_progress=on_progress
+        )
+    result.gates.append(holds("finite_outputs", found.finite, "" if found.finite else "NaN or inf in the outputs"))
+    result.perplexity = Perplexity(
+        found.perplexity_reference,
+        found.perplexity_quantized,
+        found.ratio,
+        "" if found.labelled else data.no_perplexity,
+    )
+    result.kl, result.argmax_agreement, result.hidden_error = found.kl, found.argmax_agreement, found.hidden_error
+    result.seconds |= {f"forward_{name}": seconds for name, seconds in found.seconds.items()}
+    result.gates += judge(settings.gates, result.perplexity, result.kl, result.argmax_agreement, result.layers)
+    return _finish(result, device)
+
+
+def kernel_path(model: nn.Module) -> str:
+    """The kernel families the quantized linears of a model run through; ``"reference"`` for the references."""
+    layouts = {m.layout for m in model.modules() if isinstance(m, W4A4Linear)}
+    return "+".join(sorted("reference" if name == ops.CANONICAL else name for name in layouts))
+
+
+def _open(directory: str | Path, result: VerifyResult, tell: OnProgress) -> Checkpoint | None:
+    """Structure and hashes as gates; None when the structure is broken and nothing more can be asked."""
+    try:
+        checkpoint = Checkpoint.open(directory)
+    except (MissingFileError, UnreadableFileError):
+        raise
+    except CheckpointError as e:
+        result.gates.append(holds("structure", False, e.message))
+        return None
+    result.gates.append(holds("structure", True))
+    try:
+        checkpoint.check_hashes()
+        result.gates.append(holds("hashes", True))
+    except CheckpointError as e:
+        result.gates.append(holds("hashes", False, e.message))
+    tell(Progress("structure", 1, 1, f"{len(checkpoint.specs)} quantized linears"))
+    return checkpoint
+
+
+def _check_layers(
+    checkpoint: Checkpoint,
+    reference: nn.Module,
+    quantized: nn.Module,
+    inputs: dict[str, torch.Tensor],
+    result: VerifyResult,
+    tell: OnProgress,
+) -> None:
+    broken: dict[str, list[str]] = {"finite": [], "repack": [], "ops": []}
+    originals = models.find_linears(reference)
+    started = time.perf_counter()
+    for done, path in enumerate(checkpoint.specs, start=1):
+        linear = checkpoint.linear(path, check_values=False)
+        if names := integrity.non_finite(linear):
+            broken["finite"].append(f"{path}: {', '.join(names)}")
+        losses = integrity.repack_losses(linear, repack.LAYOUTS)
+        broken["repack"] += [f"{path}: {layout} {where}" for layout, where in losses.items()]
+        detail = path
+        if path in inputs:
+            original = originals[path]
+            check = check_layer(
+                path,
+                inputs[path],
+                original.weight,
+                original.bias,
+                linear,
+                quantized.get_submodule(path),
+                device=original.weight.device,
+                repack_identical=not losses,
+            )
+            result.layers.append(check)
+            detail = f"{path}  sqnr {check.sqnr_db:.1f} dB"
+            if not check.op_passed:
+                broken["ops"].append(f"{path}: error {check.op_error:.2e}, at most {check.op_tolerance:.2e}")
+        eta = (time.perf_counter() - started) / done * (len(checkpoint.specs) - done)
+        tell(Progress("layers", done, len(checkpoint.specs), detail, eta))
+    unreached = [path for path in checkpoint.specs if path not in inputs]
+    if inputs and unreached:
+        result.warnings.append(f"no held-out token reached {_some(unreached)}; not checked")
+    result.gates += [
+        holds("finite_tensors", not broken["finite"], _some(broken["finite"])),
+        holds("repack_identity", not broken["repack"], _some(broken["repack"])),
+    ]
+    if result.layers:
+        result.gates.append(holds("ops_within_tolerance", not broken["ops"], _some(broken["ops"])))
+
+
+def _same_source(checkpoint: Checkpoint, found: str) -> Gate:
+    wanted = checkpoint.provenance["source"].get("hash", "")
+    detail = f"the checkpoint was made from a model with hash {wanted[:12]}…, this one has {found[:12]}…"
+    return holds("source_model", found == wanted, "" if found == wanted else detail)
+
+
+def _share_untouched(reference: nn.Module, quantized: nn.Module, paths: set[str]) -> Gate:
+    """Tensors that were not quantized must be those of the original, bit for bit; then one copy of them is kept."""
+    originals = {**dict(reference.named_parameters(remove_duplicate=False)), **dict(reference.named_buffers())}
+    differing = []
+    for name, tensor in [*quantized.named_parameters(remove_duplicate=False), *quantized.named_buffers()]:
+        if name.rpartition(".")[0] in paths:
+            continue
+        original = originals.get(name)
+        if original is None or original.shape != tensor.shape or not torch.equal(original, tensor):
+            differing.append(name)
+        else:
+            tensor.data = original.data
+    return holds("untouched_tensors", not differing, f"not as in the original: {_some(differing)}" if differing else "")
+
+
+def _finish(result: VerifyResult, device: str) -> VerifyResult:
+    result.passed = all(gate.passed for gate in result.gates)
+    if torch.device(device).type == "cuda":
+        result.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB, on macOS in bytes
+        result.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return result
+
+
+@contextmanager
+def _stage(result: VerifyResult, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        result.seconds[name] = round(time.perf_counter() - start, 3)
+
+
+def _some(names: list[str]) -> str:
+    more = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
+    return "; ".join(names[:3]) + more
