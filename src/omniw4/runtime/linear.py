@@ -1,0 +1,164 @@
+"""``W4A4Linear``: a drop-in for ``nn.Linear`` that holds one quantized linear and runs it through the ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from omniw4 import ops, repack
+from omniw4.checkpoint import Checkpoint
+from omniw4.errors import LayoutError, ModelError, OpError
+from omniw4.tensors import QuantizedLinear
+
+_NAMES = ("qweight", "w_scales", "proj_down", "proj_up", "smooth", "bias")
+
+
+class W4A4Linear(nn.Module):
+    """``y = x·Wᵀ + bias`` with the weight of a :class:`~omniw4.tensors.QuantizedLinear`.
+
+    The tensors are buffers under their names on disk, so ``state_dict`` keys are the checkpoint's. They keep the
+    dtypes they have on disk: ``half()``, ``float()`` and ``to(dtype)`` move a model without changing its integers,
+    scales or low-rank branch. The result has the dtype of the input.
+
+    On a GPU with compiled kernels the weights are repacked once, by :meth:`prepare`; everywhere else the reference
+    runs. ``layout`` says which: ``"canonical"`` is the reference.
+
+    Inference only: no gradient flows to the input, and a backward pass raises.
+    """
+
+    qweight: torch.Tensor
+    w_scales: torch.Tensor
+    proj_down: torch.Tensor | None
+    proj_up: torch.Tensor | None
+    smooth: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __init__(self, linear: QuantizedLinear) -> None:
+        super().__init__()
+        self.spec = linear.spec
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.layout = ops.CANONICAL
+        tensors = linear.tensors()
+        for name in _NAMES:
+            self.register_buffer(name, tensors.get(name))
+        self._packed_names: tuple[str, ...] = ()
+        self.requires_grad_(False)
+
+    @classmethod
+    def from_quantized(cls, linear: QuantizedLinear) -> W4A4Linear:
+        """A module over the tensors of ``linear`` (shared, not copied)."""
+        return cls(linear)
+
+    @classmethod
+    def from_checkpoint(cls, folder: str | Path, path: str, device: torch.device | str = "cpu") -> W4A4Linear:
+        """One linear of a checkpoint, ready to run on ``device``.
+
+        Raises:
+            CheckpointError: the checkpoint breaks a rule of its format.
+            ModelError: it has no quantized linear of that path.
+        """
+        checkpoint = Checkpoint.open(folder)
+        if path not in checkpoint.specs:
+            raise ModelError(f"checkpoint {checkpoint.folder.name!r} has no quantized linear {path!r}")
+        module = cls(checkpoint.linear(path, device))
+        module.prepare()
+        return module
+
+    def quantized(self) -> QuantizedLinear:
+        """The tensors as they are on disk (shared, not copied)."""
+        return QuantizedLinear(self.spec, **{name: getattr(self, name) for name in _NAMES})
+
+    def prepare(self, layout: str | None = None, *, dtype: torch.dtype | None = None) -> None:
+        """Repack the weights for a kernel family, beside the canonical ones.
+
+        Args:
+            layout: a layout of :mod:`omniw4.repack`, "canonical" to go back to the reference, or None for the best
+                family compiled for the device the module is on.
+            dtype: of the activations to come; the low-rank branch is converted to it once instead of at each call.
+
+        Raises:
+            LayoutError: the layout is unknown or does not fit the linear.
+        """
+        if layout is None:
+            layout = ops.kernel_layout(self.qweight.device, self.spec.act_bits)
+        for name in self._packed_names:
+            delattr(self, name)
+        self.layout, self._packed_names = ops.CANONICAL, ()
+        if layout == ops.CANONICAL:
+            return
+        family = repack.get(layout)
+        if reason := family.unsupported(self.spec):
+            raise LayoutError(f"layout {layout!r} cannot run this linear: {reason}")
+        packed = family.pack(self.quantized())
+        if (smooth := packed.pop("smooth", None)) is not None:
+            packed["inv_smooth"] = smooth.float().reciprocal()
+        packed.pop("bias", None)  # the op takes it as it is
+        for name, tensor in packed.items():
+            if dtype is not None and name in ("proj_down", "proj_up"):
+                tensor = tensor.to(dtype)
+            self.register_buffer(f"packed_{name}", tensor, persistent=False)
+        self._packed_names = tuple(f"packed_{name}" for name in packed)
+        self.layout = layout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., K]`` float to ``[..., N]`` of the same dtype; any strides, any leading dimensions.
+
+        Raises:
+            OpError: the last dimension is not in_features, or the dtype is not a float the device's ops take.
+        """
+        if x.shape[-1] != self.in_features:
+            raise OpError(f"W4A4Linear({self.in_features}, {self.out_features}) got an input of shape {list(x.shape)}")
+        tokens = x.reshape(-1, self.in_features)
+        qweight, w_scales, proj_down, proj_up, inv_smooth = self._operands(x.dtype)
+        qact, a_scales, lora_act = ops.quantize_lora_down(
+            tokens, proj_down, inv_smooth, None, None, self.spec.rotation, self.spec.act_bits, self.spec.act_clip,
+            self.layout,
+        )  # fmt: skip
+        y = ops.gemm_lora_up(
+            qact, a_scales, qweight, w_scales, lora_act if proj_up is not None else None, proj_up, self.bias, None,
+            tokens.shape[0], self.out_features, self.spec.act_bits, "plain", x.dtype, self.layout,
+        )  # fmt: skip
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _operands(
+        self, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """qweight, w_scales, proj_down, proj_up and the reciprocal of smooth, in the layout that runs."""
+        if self.layout == ops.CANONICAL:
+            inv_smooth = None if self.smooth is None else self.smooth.float().reciprocal()
+            return self.qweight, self.w_scales, self.proj_down, self.proj_up, inv_smooth
+        packed: dict[str, torch.Tensor] = {name: getattr(self, name) for name in self._packed_names}
+        low_rank = (packed.get(f"packed_{name}") for name in ("proj_down", "proj_up"))
+        # kernels multiply the low-rank branch in the dtype of the activations; prepare(dtype=...) converts it once
+        down, up = (tensor if tensor is None else tensor.to(dtype) for tensor in low_rank)
+        return packed["packed_qweight"], packed["packed_w_scales"], down, up, packed.get("packed_inv_smooth")
+
+    def extra_repr(self) -> str:
+        spec = self.spec
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"w{spec.weight_bits}a{spec.act_bits}, rank={spec.rank}, rotation={spec.rotation}, layout={self.layout}"
+        )
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.layout != ops.CANONICAL:
+            self.prepare(self.layout)  # the packed copies are of the tensors that were just replaced
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> W4A4Linear:
+        """Follow a model to another device, never to another dtype."""
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        before = self.qweight.device
+        super()._apply(move, recurse)
+        if self.qweight.device != before and self.qweight.device.type != "meta":
+            self.prepare()  # what is compiled there may be another family, or none
+        return self
