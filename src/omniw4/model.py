@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def load(
         kwargs["trust_remote_code"] = True
     if _is_omnivoice(config):
         kwargs["train"] = True  # without its codec and text tokenizer, which quantization does not need
-    with _as_model_error(f"cannot load model {files.name!r}"):
+    with _as_model_error(f"cannot load model {files.name!r}"), _no_bars_in_logs():
         model, info = loader.from_pretrained(files.folder, output_loading_info=True, **kwargs)
     _refuse_misfits(info, files.name)
     model = model.to(device).eval()
@@ -318,6 +319,21 @@ def _refuse_misfits(info: Any, name: str) -> None:
     ]
     if missing or mismatched:
         raise ModelError(f"the weights of model {name!r} do not fit its config.json: it {'; it '.join(problems)}")
+
+
+@contextmanager
+def _no_bars_in_logs() -> Iterator[None]:
+    """Without the progress bars of transformers where stderr is no terminal."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if shown and not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 @contextmanager

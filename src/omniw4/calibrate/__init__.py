@@ -1,0 +1,89 @@
+"""Calibration: text in, statistics of every linear's input out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omniw4.calibrate.capture import capture
+from omniw4.calibrate.dataset import TokenSet, dataset_name, read_text, tokenize
+from omniw4.calibrate.sources import HiddenSource, TokenSource, read_hidden
+from omniw4.calibrate.stats import Stats, StatsWriter
+from omniw4.errors import ModelError
+from omniw4.model import LoadedModel, find_backbone
+
+__all__ = [
+    "HiddenSource",
+    "Stats",
+    "TokenSet",
+    "calibrate",
+    "capture",
+    "dataset_name",
+    "fingerprint",
+    "read_hidden",
+    "read_text",
+    "tokenize",
+]
+
+
+def calibrate(
+    loaded: LoadedModel,
+    data: TokenSet | HiddenSource,
+    folder: str | Path,
+    *,
+    batch_size: int = 1,
+    on_block: Callable[[int, int, str], None] | None = None,
+) -> Stats:
+    """Capture the statistics of a model and write them to an existing, empty folder.
+
+    Args:
+        data: from :func:`tokenize` or :func:`read_hidden`.
+        batch_size: samples a forward.
+        on_block: called after each block with (blocks done, blocks, path of the block).
+
+    Raises:
+        ModelError: the data do not fit the model, or the model cannot be walked block by block.
+        NonFiniteError: more than 10 % of the rows that reach a linear hold NaN or inf.
+        StorageError: the folder cannot be written.
+    """
+    import transformers
+
+    import omniw4
+
+    _check_fit(loaded, data)
+    provenance = {
+        "omniw4": getattr(omniw4, "__version__", "unknown"),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "batch_size": batch_size,
+        "warnings": data.warnings,
+    }
+    source = TokenSource(data) if isinstance(data, TokenSet) else data
+    with StatsWriter(folder, fingerprint(loaded, data), provenance) as sink:
+        capture(loaded.model, source, sink, batch_size=batch_size, on_block=on_block)
+    return Stats.open(folder)
+
+
+def fingerprint(loaded: LoadedModel, data: TokenSet | HiddenSource) -> dict[str, Any]:
+    """What decides the statistics: model, data, and the dtype the model ran in."""
+    dtype = str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
+    name = loaded.folder.name if loaded.folder is not None else loaded.source
+    return {"model": {"name": name, "hash": loaded.hash}, "data": data.fingerprint, "dtype": dtype}
+
+
+def _check_fit(loaded: LoadedModel, data: TokenSet | HiddenSource) -> None:
+    """An index outside the embedding, or a wrong width, would end in an error without a name deep in the model."""
+    _, backbone = find_backbone(loaded.model)
+    config = getattr(backbone, "config", None)
+    if isinstance(data, TokenSet):
+        vocabulary = getattr(config, "vocab_size", None)
+        largest = int(data.tokens.max())
+        if vocabulary is not None and largest >= vocabulary:
+            raise ModelError(f"token {largest} of the tokenizer is outside the model's vocabulary of {vocabulary}")
+    else:
+        width, found = getattr(config, "hidden_size", None), data.hidden_states.shape[-1]
+        if width is not None and found != width:
+            raise ModelError(f"hidden states of the source are {found} wide, the model's backbone is {width}")
