@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from killing import die_at_event
 from omniw4.errors import OutputExistsError, OutputLockedError, ResumeError, StorageError
 from omniw4.storage import (
     OutputFolder,
@@ -478,38 +478,6 @@ def test_second_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:
 
 
 # ---- kill -9
-
-
-def die_at_event(number: int, work: Callable[[], None]) -> bool:
-    """Run ``work`` in a forked process that kills itself before its number-th file operation; True if it got there.
-
-    Python announces every open, rename, remove, mkdir and folder listing to audit hooks before it happens; fsync is
-    announced by hand. So numbers 1, 2, 3, … are all the states of the disk that a kill can leave.
-    """
-    child = os.fork()
-    if child == 0:
-        try:
-            left = number
-
-            def count(event: str, arguments: tuple = ()) -> None:
-                nonlocal left
-                if event == "open" or event.split(".")[0] in ("os", "shutil", "ctypes"):
-                    left -= 1
-                    if left == 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
-            os.fsync = lambda descriptor: count("os.fsync")  # type: ignore[assignment]  # a kill loses no page cache
-            sys.addaudithook(count)
-            work()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0, "the work failed by itself"
-    return False
 
 
 def test_file_killed_at_every_instant(tmp_path: Path) -> None:
