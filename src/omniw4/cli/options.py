@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from omniw4.errors import EXIT_INTERRUPTED, OmniW4Error
+from omniw4.errors import EXIT_INTERRUPTED, OmniW4Error, UsageError
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face model folder, .gguf file, or Hub name.")]
 Checkpoint = Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint folder made by `omniw4 quantize`.")]
@@ -20,6 +20,13 @@ Config = Annotated[
 Dataset = Annotated[
     str | None,
     typer.Option("--dataset", metavar="TEXT", help=".txt, .jsonl, .parquet or Hub name; without it a built-in text."),
+]
+Set = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config, such as recipe.lowrank.rank=32."),
+]
+Bos = Annotated[
+    str | None, typer.Option("--bos", help="Begin with BOS: model (as its tokenizer does), always or never.")
 ]
 Device = Annotated[str, typer.Option("--device", help="Torch device: cpu, cuda, cuda:1.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")]
@@ -50,3 +57,28 @@ def interruptible(kept: str, hint: str = "") -> Iterator[None]:
         yield
     except KeyboardInterrupt as e:
         raise Interrupted(f"interrupted; {kept}", hint=hint) from e
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there before anything is loaded.
+
+    Raises:
+        UsageError: torch does not know it, or this machine does not have it.
+    """
+    import torch
+
+    try:
+        kind = torch.device(device)
+        if kind.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(f"--device {device}: this machine has no CUDA device", hint="use --device cpu")
+        torch.empty(0, device=kind)
+    except (RuntimeError, AssertionError) as e:
+        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+        raise UsageError(f"--device {device}: {reason}", hint="use cpu, cuda or cuda:INDEX") from e
+
+
+def gpu_capability() -> tuple[int, int] | None:
+    """(major, minor) of this machine's GPU; None without one."""
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None

@@ -82,10 +82,17 @@ class ProgressBar:
         self._start = time.monotonic()
         self._first = 0
 
-    def step(self, done: int, total: int, detail: str = "", eta: float | None = None) -> None:
-        """Tell that ``done`` of ``total`` steps are over; without ``eta`` seconds it is estimated from the pace."""
+    def step(self, done: int, total: int, detail: str = "", eta: float | None = None, title: str = "") -> None:
+        """Tell that ``done`` of ``total`` steps are over.
+
+        Args:
+            detail: what was just finished.
+            eta: seconds left; without it, estimated from the pace.
+            title: name of the stage, where a verb has several.
+        """
         if self._silent:
             return
+        self._title = title or self._title
         if done <= self._first:
             self._first = max(0, done - 1)
         if eta is None and done > self._first:

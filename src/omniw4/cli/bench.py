@@ -1,0 +1,128 @@
+"""``omniw4 bench [DIR]``: how long the ops and the model take, against the unquantized ones in the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omniw4.cli import options
+from omniw4.cli.output import Output, clock, figure, size, table
+from omniw4.errors import VerdictError
+
+if TYPE_CHECKING:
+    from omniw4.bench.result import BenchResult
+    from omniw4.bench.timing import Timing
+
+
+def command(
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint folder; without it the shapes of OmniVoice.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The original: folder, .gguf file, or Hub name.")] = None,
+    what: Annotated[
+        list[str] | None,
+        typer.Option("--what", metavar="PART", help="ops, model, quantize; default: ops, and model with --model."),
+    ] = None,
+    shapes: Annotated[str | None, typer.Option("--shapes", metavar="MxNxK,...", help="Shapes of the ops.")] = None,
+    prefill: Annotated[
+        str | None, typer.Option("--prefill", metavar="BxS,...", help="Batches and lengths of whole forwards.")
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", help="Kernel family; without it the best one compiled for the GPU.")
+    ] = None,
+    repetitions: Annotated[int | None, typer.Option("--repetitions", min=1, help="Timed repetitions a case.")] = None,
+    warmup: Annotated[int | None, typer.Option("--warmup", min=0, help="Repetitions that do not count.")] = None,
+    workdir: Annotated[
+        Path | None, typer.Option("--workdir", help="Where --what quantize puts its temporary folder.")
+    ] = None,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "auto",
+    gguf_file: options.GgufFile = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    json_mode: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Check each op against FP64, then time it; exit code 1 when one was wrong. On a CPU the references are timed."""
+    parts = [part for text in what or [] for part in text.split(",")]
+    if not parts:
+        parts = ["ops", "model"] if directory is not None and model is not None else ["ops"]
+    output = Output(json_mode=json_mode, quiet=quiet)
+
+    from omniw4.bench.linear import parse_shapes
+    from omniw4.bench.model import parse_prefill
+    from omniw4.bench.run import run
+
+    options.check_device(device)
+    with options.interruptible("bench writes nothing"), output.progress("timing") as bar:
+        result = run(
+            directory,
+            model,
+            what=parts,
+            shapes=parse_shapes(shapes) if shapes else None,
+            prefill=parse_prefill(prefill) if prefill else None,
+            layout=layout,
+            device=device,
+            dtype=dtype,
+            warmup=warmup,
+            repetitions=repetitions,
+            workdir=workdir,
+            gguf_file=gguf_file,
+            trust_remote_code=trust_remote_code,
+            on_progress=lambda p: bar.step(p.done, p.total, p.detail, title=p.stage),
+        )
+    output.result(report(result), result.to_dict())
+    if not result.passed:
+        wrong = [f"{row.op} {row.m}×{row.n}×{row.k}" for row in result.ops if not row.checked]
+        wrong += [f"model {row.batch}×{row.seq_len}" for row in result.model if not row.checked]
+        raise VerdictError(f"wrong output, not timed: {', '.join(wrong)}")
+
+
+def report(result: BenchResult) -> str:
+    """Tables under one line of environment."""
+    parts = ["\n".join([result.environment.line(), *(f"note: {note}" for note in result.notes)])]
+    if result.ops:
+        parts.append(_op_table(result))
+    if result.model:
+        header = ("model", "batch", "tokens", "mode", "ms quantized", "± σ", "ms original", "× original", "rel. error")
+        rows = [
+            (
+                *(row.path, str(row.batch), str(row.seq_len), row.mode, _ms(row.quantized)),
+                *(_spread(row.quantized, 1000), _ms(row.original), figure(row.speedup, ".2f")),
+                figure(row.relative_error, ".4f") if row.checked else "WRONG",
+            )
+            for row in result.model
+        ]
+        parts.append(table(header, rows))
+    if result.quantize:
+        header = ("verb", "time", "CPU", "peak memory")
+        rows = [(r.what, clock(r.seconds), clock(r.cpu_seconds), size(r.peak_rss_bytes)) for r in result.quantize]
+        parts.append(table(header, rows))
+    return "\n\n".join(parts)
+
+
+def _op_table(result: BenchResult) -> str:
+    header = ("op", "M", "N", "K", "µs p50", "± σ", "TOPS", "GB/s", "op/byte", "% of roofline", "vs fp16")
+    rows = [
+        (
+            *(row.op, str(row.m), str(row.n), str(row.k)),
+            *(
+                figure(row.timing.median if row.timing else None, ".1f") if row.checked else "WRONG",
+                _spread(row.timing),
+            ),
+            *(figure(row.tops, ".3f"), figure(row.gbs, ".2f"), f"{row.intensity:.1f}", figure(row.roofline, ".1%")),
+            figure(row.speedup, ".2f"),
+        )
+        for row in result.ops
+    ]
+    baseline = f"vs fp16: torch's linear in {result.dtype} at the same shape over this; above 1 is faster"
+    return f"{table(header, rows)}\n\n{baseline} · ran: {result.path}"
+
+
+def _ms(timing: Timing | None) -> str:
+    return figure(timing.median / 1000 if timing else None, ".2f")
+
+
+def _spread(timing: Timing | None, unit: float = 1) -> str:
+    return figure(timing.std / unit if timing else None, ".1f" if unit == 1 else ".2f")

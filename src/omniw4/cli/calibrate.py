@@ -1,0 +1,131 @@
+"""``omniw4 calibrate MODEL --out DIR``: text in, statistics out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from omniw4 import config as configs
+from omniw4.cli import options, settings
+from omniw4.cli.output import Output, size
+from omniw4.errors import UsageError
+
+if TYPE_CHECKING:
+    from omniw4.calibrate import HiddenSource, TokenSet
+    from omniw4.model import LoadedModel
+
+
+def command(
+    model: options.Model,
+    out: options.Out,
+    dataset: options.Dataset = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--source", metavar="FILE", help="Captured hidden states (.safetensors) in place of text."),
+    ] = None,
+    samples: Annotated[int | None, typer.Option("--samples", help="Sequences.", show_default="32")] = None,
+    seq_len: Annotated[int | None, typer.Option("--seq-len", help="Tokens a sequence.", show_default="1024")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Sequences a forward; the statistics stay.", show_default="1")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Which stretches of the text.", show_default="0")] = None,
+    bos: options.Bos = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail where there would be a warning on the data.")] = False,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "auto",
+    config: options.Config = None,
+    assignments: options.Set = [],  # noqa: B006
+    gguf_file: options.GgufFile = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    overwrite: options.Overwrite = False,
+    json_mode: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Capture the statistics that `omniw4 quantize` needs."""
+    flags = {"samples": samples, "seq_len": seq_len, "batch_size": batch_size, "seed": seed, "bos": bos}
+    chosen = settings.load(config, assignments, {"calibrate": flags}).calibrate
+    if dataset is not None and source is not None:
+        raise UsageError("--dataset and --source exclude each other", hint="--source is for models that read no text")
+    output = Output(json_mode=json_mode, quiet=quiet)
+
+    from omniw4 import calibrate, storage
+    from omniw4 import model as models
+
+    options.check_device(device)
+    with (
+        options.interruptible("nothing was written"),
+        storage.OutputFolder.begin(
+            out, {"verb": "calibrate"}, overwrite=overwrite or _only_a_torn_calibration(out)
+        ) as folder,
+    ):
+        data: TokenSet | HiddenSource
+        if source is not None:
+            data = calibrate.read_hidden(source, strict=strict)
+        else:
+            docs = calibrate.read_text(dataset)
+        loaded = models.load(
+            model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
+        )
+        if source is None:
+            data = _tokenize(docs, loaded, chosen, calibrate.dataset_name(dataset), strict)
+        for warning in data.warnings:
+            output.warn(warning)
+        output.note(f"calibrating {loaded.source} on {_told(data.fingerprint)}")
+        with output.progress("calibrating") as bar:
+            stats = calibrate.calibrate(
+                loaded,
+                data,
+                folder.result,
+                batch_size=chosen.batch_size,
+                on_block=lambda i, n, path: bar.step(i, n, path),
+            )
+        excluded = {name: g["excluded"] for name, g in stats.groups.items() if g["excluded"]}
+        if excluded:
+            worst = max(excluded, key=lambda name: excluded[name])
+            output.warn(
+                f"rows with NaN or inf were left out at {len(excluded)} inputs, most at {worst}: {excluded[worst]}"
+            )
+        written = folder.commit()
+    document = {
+        "out": str(out),
+        "linears": len(stats.paths),
+        "groups": len(stats.groups),
+        "excluded_rows": excluded,
+        "warnings": data.warnings,
+        "fingerprint": stats.fingerprint,
+    }
+    total = sum(f.stat().st_size for f in written.iterdir())
+    inputs = f"{len(stats.paths)} linears, {len(stats.groups)} distinct inputs"
+    output.result(f"Wrote {out}/ · {inputs} · {data.fingerprint['tokens']} tokens · {size(total)}", document)
+
+
+def _tokenize(docs: list[str], loaded: LoadedModel, chosen: configs.Calibrate, name: str, strict: bool) -> TokenSet:
+    from omniw4 import calibrate
+
+    if loaded.tokenizer is None:
+        raise UsageError(
+            f"model {loaded.source!r} has no tokenizer, so that text cannot calibrate it",
+            hint="give captured hidden states with --source",
+        )
+    return calibrate.tokenize(
+        docs, loaded.tokenizer, chosen.samples, chosen.seq_len, chosen.seed, chosen.bos, strict=strict, name=name
+    )
+
+
+def _told(fingerprint: dict[str, Any]) -> str:
+    bos = fingerprint["bos"]
+    begin = f"BOS {bos['token']}" if bos["token"] is not None else "no BOS"
+    counts = f"{fingerprint['samples']}×{fingerprint['seq_len']} ({fingerprint['tokens']} tokens)"
+    return f"{fingerprint['dataset']}: {counts}, {begin} ({bos['policy']})"
+
+
+def _only_a_torn_calibration(out: Path) -> bool:
+    """Whether ``out`` is free but for what a killed calibration left, which is of no use to anyone."""
+    try:
+        left = json.loads((out.with_name(f"{out.name}.partial") / "fingerprint.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return not out.exists() and isinstance(left, dict) and left.get("verb") == "calibrate"

@@ -1,0 +1,131 @@
+"""``omniw4 verify DIR --model MODEL``: is the checkpoint sound, and how good is it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omniw4.cli import options, settings
+from omniw4.cli.output import Output, clock, figure, size, table
+from omniw4.errors import VerdictError
+
+if TYPE_CHECKING:
+    from omniw4.verify import Gate, VerifyResult
+
+_SHOWN_LAYERS = 5
+
+
+def command(
+    directory: options.Checkpoint,
+    model: Annotated[str, typer.Option("--model", help="The original: folder, .gguf file, or Hub name.")],
+    dataset: options.Dataset = None,
+    windows: Annotated[int | None, typer.Option("--windows", help="Held-out windows.", show_default="16")] = None,
+    seq_len: Annotated[int | None, typer.Option("--seq-len", help="Tokens a window.", show_default="1024")] = None,
+    bos: options.Bos = None,
+    layer_tokens: Annotated[
+        int, typer.Option("--layer-tokens", help="Held-out rows each linear is checked on; 0: none.")
+    ] = 64,
+    max_perplexity_ratio: Annotated[
+        float | None, typer.Option("--max-perplexity-ratio", help="Gate: quantized over reference perplexity.")
+    ] = None,
+    max_kl: Annotated[float | None, typer.Option("--max-kl", help="Gate: mean KL divergence in nats.")] = None,
+    min_argmax_agreement: Annotated[
+        float | None, typer.Option("--min-argmax-agreement", help="Gate: share of equal first choices.")
+    ] = None,
+    max_layer_error: Annotated[
+        float | None, typer.Option("--max-layer-error", help="Gate: relative error of the worst linear.")
+    ] = None,
+    config: options.Config = None,
+    assignments: options.Set = [],  # noqa: B006
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "auto",
+    gguf_file: options.GgufFile = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    json_mode: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Check a checkpoint, and compare it with the model it was made from; exit code 1 when a gate fails."""
+    gates = {
+        "max_perplexity_ratio": max_perplexity_ratio,
+        "max_kl": max_kl,
+        "min_argmax_agreement": min_argmax_agreement,
+        "max_layer_error": max_layer_error,
+    }
+    flags = {"windows": windows, "seq_len": seq_len, "gates": gates}
+    chosen = settings.load(config, assignments, {"verify": flags}).verify
+    output = Output(json_mode=json_mode, quiet=quiet)
+
+    from omniw4.verify.run import run
+
+    options.check_device(device)
+    with options.interruptible("verify writes nothing"), output.progress("verifying") as bar:
+        result = run(
+            directory,
+            model,
+            dataset=dataset,
+            settings=chosen,
+            device=device,
+            dtype=dtype,
+            bos=bos,
+            layer_tokens=layer_tokens,
+            gguf_file=gguf_file,
+            trust_remote_code=trust_remote_code,
+            on_progress=lambda p: bar.step(p.done, p.total, p.detail, p.eta_seconds, title=p.stage),
+        )
+    for warning in result.warnings:
+        output.warn(warning)
+    output.result(report(result), result.to_dict())
+    if not result.passed:
+        failed = result.failed_gates
+        count = f"{len(failed)} of {len(result.gates)} gates failed"
+        raise VerdictError(f"{count}: {'; '.join(map(_told, failed))}")
+
+
+def report(result: VerifyResult) -> str:
+    """The verdict for a person."""
+    parts = []
+    if result.layers:
+        worst = sorted(result.layers, key=lambda layer: -layer.relative_error)[:_SHOWN_LAYERS]
+        rows = [
+            (c.path, f"{c.out_features}×{c.in_features}", f"{c.relative_error:.5f}", f"{c.sqnr_db:.1f}",
+             f"{c.op_error:.1e}", f"{c.effective_bits:.2f}")
+            for c in worst
+        ]  # fmt: skip
+        head = (
+            f"worst {len(worst)} of {len(result.layers)} linears",
+            "shape",
+            "rel. error",
+            "SQNR dB",
+            "op error",
+            "bits",
+        )
+        parts.append(table(head, rows))
+    p = result.perplexity
+    perplexity = f"{figure(p.quantized, '.3f')} against {figure(p.reference, '.3f')}, ratio {figure(p.ratio, '.4f')}"
+    facts = [
+        ("perplexity", perplexity if p.ratio is not None else f"- ({p.reason or 'not measured'})"),
+        ("KL", f"{figure(result.kl, '.4f')} nats"),
+        ("argmax agreement", figure(result.argmax_agreement, ".2%")),
+        ("bits a weight", f"{figure(result.effective_bits, '.2f')}, low-rank branch included"),
+        ("ran", f"{result.path or '-'} on {result.device}, {result.dtype or '-'}"),
+    ]
+    if result.hidden_error is not None:
+        facts.insert(3, ("hidden states", f"relative error {result.hidden_error:.5f}"))
+    if result.peak_memory_bytes:
+        facts.append(("took", f"{clock(sum(_stages(result)))}, {size(result.peak_memory_bytes)} at the peak"))
+    parts.append("\n".join(f"{name:<17} {value}" for name, value in facts))
+    parts.append("\n".join(f"{'pass' if gate.passed else 'FAIL'}  {_told(gate)}" for gate in result.gates))
+    parts.append("passed" if result.passed else "failed")
+    return "\n\n".join(parts)
+
+
+def _stages(result: VerifyResult) -> list[float]:
+    return [seconds for name, seconds in result.seconds.items() if not name.startswith("forward_")]
+
+
+def _told(gate: Gate) -> str:
+    if isinstance(gate.limit, bool):
+        return f"{gate.name}{f': {gate.detail}' if gate.detail else ''}"
+    detail = f" ({gate.detail})" if gate.detail else ""
+    return f"{gate.name}: {figure(gate.value, '.5g')} {gate.relation} {gate.limit}{detail}"

@@ -1,0 +1,128 @@
+"""Exit codes, error format, help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from harness import Run, environment
+
+from omniw4 import __version__
+from omniw4.errors import OmniW4Error, VerdictError
+
+
+VERBS = ["calibrate", "quantize", "repack", "verify", "bench", "inspect"]
+
+
+def test_help_lists_the_verbs(run_process: Run) -> None:
+    ran = run_process("--help")
+    assert ran.code == 0
+    assert ran.stderr == ""
+    for verb in VERBS:
+        assert f"  {verb} " in ran.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb(run: Run, verb: str) -> None:
+    ran = run(verb, "--help")
+    assert ran.code == 0
+    assert "--json" in ran.stdout
+    assert "--quiet" in ran.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """What makes --help slow is imports; a clock on a busy machine would say less."""
+    script = (
+        "import sys; from omniw4.cli import app; app.run(['quantize', '--help']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment())
+    loaded = set(done.stderr.split())
+    assert "omniw4.cli.quantize" in loaded
+    assert not loaded & {"torch", "transformers", "numpy", "datasets", "safetensors", "tokenizers", "rich.progress"}
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout == f"omniw4 {__version__}\n"
+
+
+def test_no_verb_shows_the_help(run: Run) -> None:
+    ran = run()
+    assert "calibrate" in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["quantise"], "quantise"),
+        (["quantize"], "MODEL"),
+        (["quantize", "m"], "--out"),
+        (["quantize", "m", "--out", "x", "--rnak", "8"], "--rnak"),
+        (["calibrate", "m", "--out", "x", "--samples", "many"], "many"),
+        (["calibrate", "m", "--out", "x", "--samples"], "--samples"),
+        (["verify", "dir"], "--model"),
+        (["inspect", "a", "b"], "b"),
+    ],
+)
+def test_usage_errors(run: Run, arguments: list[str], word: str) -> None:
+    ran = run(*arguments)
+    ran.failed(2, word, "\n\nhint: `omniw4")
+    assert ran.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OmniW4Error("it is broken", hint="mend it"), 2, "error: it is broken\n\nhint: mend it\n"),
+        (OmniW4Error("it is broken"), 2, "error: it is broken\n"),
+        (VerdictError("1 of 3 gates failed"), 1, "error: 1 of 3 gates failed\n"),
+        (OSError(28, "No space left on device", "out/x"), 2, "error: No space left on device 'out/x'\n\nhint: free"),
+        (OSError(30, "Read-only file system"), 2, "error: Read-only file system\n\nhint: "),
+        (OSError(5, "Input/output error"), 101, "error: internal error: OSError"),
+        (
+            ZeroDivisionError("division by zero"),
+            101,
+            "error: internal error: ZeroDivisionError: division by zero\n\nhint: ",
+        ),
+        (KeyboardInterrupt(), 130, "error: interrupted; "),
+        (MemoryError(), 101, "error: internal error: MemoryError"),
+    ],
+)
+def test_errors_become_exit_codes(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("omniw4.checkpoint.summarize", fail)
+    ran = run("inspect", "anything")
+    ran.failed(code)
+    assert ran.stderr.startswith(said)
+    assert ran.stdout == ""
+
+
+def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIW4_DEBUG", "1")
+    ran = run("inspect", "no/such/folder")
+    assert ran.code == 2
+    assert "Traceback" in ran.stderr
+    assert "\nerror: " in ran.stderr
+
+
+def test_a_closed_pipe_is_not_an_error() -> None:
+    command = f"{sys.executable} -m omniw4 --help | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_sigterm_ends_like_ctrl_c() -> None:
+    script = (
+        "import os, signal, omniw4.checkpoint as c; from omniw4.cli.app import main\n"
+        "c.summarize = lambda _: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "main(['inspect', 'x'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    assert done.returncode == 130
+    assert done.stderr.startswith("error: interrupted; ")
