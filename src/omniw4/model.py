@@ -140,6 +140,11 @@ def shapes(model: nn.Module) -> dict[str, LinearShape]:
 _hashes: dict[tuple[str, int, int], str] = {}
 
 
+def source_hash(source: str | Path, *, gguf_file: str | None = None) -> str:
+    """:func:`hash_source` of a model by the name a user gives, without loading it. Raises ModelError."""
+    return hash_source(_find_source(source, gguf_file).weights_root)
+
+
 def hash_source(path: str | Path) -> str:
     """SHA-256 over names and contents of a model's config and weight files (a folder), or of one GGUF file.
 
