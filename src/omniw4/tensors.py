@@ -103,7 +103,7 @@ class LayerReport:
     """What quantizing one linear did; stored in the checkpoint and printed as a row of the table.
 
     Errors are relative output errors on the calibration statistics: ``‖X(W-Ŵ)ᵀ‖² / ‖XWᵀ‖²`` with weights
-    quantized and activations not.
+    quantized and activations not; without statistics, of the weights alone: ``‖W-Ŵ‖² / ‖W‖²``.
     """
 
     path: str
@@ -114,8 +114,9 @@ class LayerReport:
     sqnr_db: float
     damp: float
     rank_energy: float  # share of the residual's energy (squared Frobenius norm) held by the low-rank branch
-    rounds: list[float] = field(default_factory=list)  # relative error after each round
+    rounds: list[float] = field(default_factory=list)  # error after each round, under the recipe's own Hessian
     best_round: int = 0
+    rtn_error: float = float("nan")  # relative_error of the data-free recipe on the same linear, for comparison
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
 

@@ -44,6 +44,7 @@ _REPORT_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "rank_energy": ("a number", (int, float, type(None))),
     "rounds": ("a list", (list,)),
     "best_round": ("an integer", (int,)),
+    "rtn_error": ("a number", (int, float, type(None))),
     "warnings": ("a list", (list,)),
 }
 
