@@ -1,0 +1,123 @@
+"""GPTQ as blocked linear algebra.
+
+Columns are rounded in order; the error of each is spread over the columns still to come so that the layer's output
+changes least. With ``H⁻¹ = UᵀU`` (U upper triangular) the update after column j is the rank-1 step
+``W[:, j+1:] -= (w_j - q_j)/U_jj · U[j, j+1:]``. It runs at three sizes: single columns inside a group of 64, whole
+groups inside a block (one matrix product), whole blocks on everything to the right (one matrix product). All rows
+move together, and weights are held transposed, so a column is contiguous.
+
+Source: Frantar et al., GPTQ, arXiv 2210.17323, algorithm 1. The scale of a group is chosen when the group is
+reached, from weights that already carry the compensation of everything to the left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from omniw4 import int4
+from omniw4.quantize.scales import ScaleRule, group_scales, reciprocal
+
+DAMP_STEPS = (1.0, 10.0, 100.0, 1000.0)  # the recipe's damping is multiplied by these, in turn
+
+
+@dataclass(frozen=True)
+class Factor:
+    """``H⁻¹ = UᵀU`` of a damped Hessian, shared by every linear that reads the same input."""
+
+    upper: torch.Tensor | None  # [..., K, K] float32, upper triangular; None when no damping was enough
+    damp: float  # the last fraction of the mean diagonal that was tried
+    log: list[str] = field(default_factory=list)  # one sentence a failed attempt
+
+
+def factorise(hessian: torch.Tensor, damp: float) -> Factor:
+    """The upper Cholesky factor of the inverse of ``H + damp·mean(diag H)·I``.
+
+    Factorises H with its order reversed, ``JHJ = LLᵀ``; then ``U = (J·L·J)⁻¹`` is one triangular solve away, and
+    the inverse of H, whose condition number is the square of U's, is never formed.
+
+    A dead channel (zero row and column) gets the damping alone on its diagonal: nothing spreads into or out of it,
+    so its weights round to nearest. A Hessian that is not positive definite (rounding of a singular one, damaged
+    statistics) is retried with each of :data:`DAMP_STEPS`; every failure is logged.
+
+    Args:
+        hessian: ``[..., K, K]`` float64, symmetric, finite.
+        damp: fraction of the mean diagonal to begin with.
+    """
+    mean = hessian.diagonal(dim1=-2, dim2=-1).mean(-1)  # [...]
+    if not bool((mean > 0).all()):
+        return Factor(None, damp, ["the Hessian is zero: calibration saw no non-zero input"])
+    eye = torch.eye(hessian.shape[-1], dtype=hessian.dtype, device=hessian.device)
+    log: list[str] = []
+    for step in DAMP_STEPS:
+        damped = hessian + (damp * step * mean)[..., None, None] * eye
+        lower, info = torch.linalg.cholesky_ex(damped.flip(-1, -2))
+        if not bool(info.any()) and bool(torch.isfinite(lower).all()):
+            upper = torch.linalg.solve_triangular(lower.flip(-1, -2), eye.expand_as(lower), upper=True)
+            return Factor(upper.float(), damp * step, log)
+        log.append(f"the Hessian with damping {damp * step:g} is not positive definite")
+    return Factor(None, damp * DAMP_STEPS[-1], log)
+
+
+def gptq(
+    weight: torch.Tensor, upper: torch.Tensor, rule: ScaleRule, block_size: int = 128
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round ``weight`` to INT4 codes with error compensation.
+
+    Args:
+        weight: ``[..., N, K]`` float32, K a multiple of 64.
+        upper: ``[..., K, K]`` float32, see :func:`factorise`.
+        rule: how a group's scale is chosen (:func:`omniw4.quantize.scales.group_scales`); a column's importance is
+            ``1/U_jj²``, what an error there costs once later columns have made up for it.
+        block_size: columns between two updates of everything to the right; changes speed, and the result only by
+            rounding.
+
+    Returns:
+        codes ``[..., N, K]`` int8 and scales ``[..., N, K/64]`` float16.
+    """
+    group = int4.GROUP_SIZE
+    w = weight.float().transpose(-1, -2).clone(memory_format=torch.contiguous_format)  # [..., K, N], consumed
+    codes = torch.empty_like(w)
+    k = w.shape[-2]
+    scales = torch.empty((*w.shape[:-2], k // group, w.shape[-1]), dtype=torch.float16, device=w.device)
+    errors = torch.empty_like(w[..., : min(block_size, k), :])
+    importance = upper.diagonal(dim1=-2, dim2=-1).square().reciprocal()  # [..., K]
+    for start in range(0, k, block_size):
+        end = min(start + block_size, k)
+        for left in range(start, end, group):
+            right = left + group
+            chosen = group_scales(w[..., left:right, :], importance[..., left:right], rule)
+            scales[..., left // group, :] = chosen
+            err = errors[..., left - start : right - start, :]
+            block = upper[..., left:right, left:right]
+            _round_columns(w[..., left:right, :], block, chosen, codes[..., left:right, :], err)
+            if right < end:
+                w[..., right:end, :] -= upper[..., left:right, right:end].transpose(-1, -2) @ err
+        if end < k:
+            w[..., end:, :] -= upper[..., start:end, end:].transpose(-1, -2) @ errors[..., : end - start, :]
+    return codes.transpose(-1, -2).to(torch.int8), scales.transpose(-1, -2).contiguous()
+
+
+def _round_columns(
+    w: torch.Tensor, upper: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, errors: torch.Tensor
+) -> None:
+    """The sequential part: the columns of one group, in place.
+
+    Args:
+        w: ``[..., G, N]`` the group's weights, consumed.
+        upper: ``[..., G, G]`` its diagonal block of U.
+        scales: ``[..., N]`` float16.
+        codes: ``[..., G, N]`` float32, written.
+        errors: ``[..., G, N]`` float32, written: ``(w_j - q_j)/U_jj``.
+    """
+    scale = scales.float()
+    inverse = reciprocal(scale)
+    diagonal = upper.diagonal(dim1=-2, dim2=-1)  # [..., G]
+    for j in range(w.shape[-2]):
+        column, code, error = w[..., j, :], codes[..., j, :], errors[..., j, :]
+        torch.mul(column, inverse, out=code)
+        code.round_().clamp_(int4.INT4_MIN, int4.INT4_MAX)
+        torch.addcmul(column, code, scale, value=-1, out=error)
+        error.div_(diagonal[..., j, None])
+        w[..., j + 1 :, :].addcmul_(upper[..., j, j + 1 :, None], error[..., None, :], value=-1)

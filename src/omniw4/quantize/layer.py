@@ -1,0 +1,295 @@
+"""One linear, or several that read the same input, from FP weights to :class:`QuantizedLinear`.
+
+The loop is the seed's: ``Q = GPTQ(W - L)``, ``L = SVD_r(W - Q)``, again, until the error no longer falls; the best
+iterate is kept. L is rounded to its stored 16-bit type before Q is fitted to it and before the error is taken, so
+what is measured is what is stored.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from omniw4 import int4
+from omniw4.config import Recipe
+from omniw4.errors import NonFiniteError, StatsError
+from omniw4.quantize.gptq import Factor, factorise, gptq
+from omniw4.quantize.lowrank import LowRank, energy_share, svd_lowrank
+from omniw4.quantize.rotate import transform_hessian, transform_weight
+from omniw4.quantize.scales import round_to_nearest
+from omniw4.quantize.smooth import smoothing_vector
+from omniw4.tensors import LayerReport, LinearSpec, LinearStats, QuantizedLinear
+
+
+@dataclass(frozen=True)
+class Linear:
+    """What is to be quantized."""
+
+    path: str
+    weight: torch.Tensor  # [N, K] float
+    bias: torch.Tensor | None  # [N] float
+    spec: LinearSpec
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of proj_down, proj_up, smooth and bias: the model's own type if it has 16 bits, else float16."""
+        return self.weight.dtype if self.weight.dtype in (torch.float16, torch.bfloat16) else torch.float16
+
+
+@dataclass(frozen=True)
+class InputSpace:
+    """What several linears of one input share: the transform and the Hessians behind it."""
+
+    smooth: torch.Tensor | None  # [K] 16-bit
+    objective: torch.Tensor | None  # [K, K] float32: the recipe's Hessian of x'; None without statistics
+    plain: torch.Tensor | None  # [K, K] float32: the plain one, for the report
+    factor: Factor | None  # None when GPTQ is off
+
+
+Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # [N, K] to codes [N, K], scales [N, K/64]
+
+
+@dataclass
+class _Iterate:
+    codes: torch.Tensor  # [N, K] int8
+    scales: torch.Tensor  # [N, K/64] float16
+    low: LowRank | None
+    error: float
+    rank_energy: float
+
+
+def quantize_layer(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stats: LinearStats | None,
+    spec: LinearSpec,
+    recipe: Recipe,
+    *,
+    path: str = "linear",
+) -> tuple[QuantizedLinear, LayerReport]:
+    """Quantize one linear; see :func:`quantize_group`."""
+    return quantize_group([Linear(path, weight, bias, spec)], stats, recipe)[0]
+
+
+def quantize_group(
+    linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe
+) -> list[tuple[QuantizedLinear, LayerReport]]:
+    """Quantize linears that read the same input and share rotation and smoothing.
+
+    They share the Cholesky factor and go through GPTQ stacked along N; each has its own low-rank branch, its own
+    best iterate and its own report. The result depends on the recipe, the weights of all of them and the statistics
+    alone, never on what was quantized before.
+
+    Args:
+        linears: at least one; equal in_features, rotation and smooth flag.
+        stats: statistics of their input; None is allowed when the recipe needs none.
+
+    Raises:
+        NonFiniteError: a weight, bias or statistic holds NaN or inf.
+        StatsError: statistics are missing, or those of an input of another width.
+    """
+    began = time.perf_counter()
+    k = linears[0].weight.shape[-1]
+    _check(linears, stats, recipe)
+    space = _input_space(linears, stats, recipe)
+    targets = [transform_weight(one.weight, one.spec.rotation, space.smooth) for one in linears]
+    method, quantize = _choose_quantizer(space, k, recipe)
+    results = []
+    outcomes = _alternate(linears, targets, space.objective, quantize, recipe)
+    for one, target, (best, errors) in zip(linears, targets, outcomes, strict=True):
+        report = _report(one, target, best, errors, space, method)
+        report.rtn_error = report.relative_error
+        if method == "gptq":
+            report.rtn_error = _data_free_error(one, target, space.plain)
+            if report.rtn_error < report.relative_error:
+                report.warnings.append("worse than the data-free recipe on its own calibration statistics")
+        results.append((_assemble(one, best, space.smooth), report))
+    seconds, rows = time.perf_counter() - began, sum(one.weight.shape[0] for one in linears)
+    for one, (_, report) in zip(linears, results, strict=True):
+        report.seconds = seconds * one.weight.shape[0] / rows
+        if stats is not None and stats.tokens < k:
+            report.warnings.append(f"only {stats.tokens} calibration tokens for {k} input features")
+    return results
+
+
+def relative_error(difference: torch.Tensor, weight: torch.Tensor, hessian: torch.Tensor | None) -> float:
+    """``tr(E·H·Eᵀ) / tr(W·H·Wᵀ)``: squared output error over squared output; H = identity when None.
+
+    0 when both are zero (a linear of zeros, kept as zeros).
+
+    Args:
+        difference: ``[N, K]`` E = W - Ŵ.
+        weight: ``[N, K]``.
+        hessian: ``[K, K]`` float32 or None.
+    """
+    error, signal = _output_energy(difference, hessian), _output_energy(weight, hessian)
+    if signal > 0:
+        return error / signal
+    return 0.0 if error == 0 else math.inf
+
+
+def sqnr_db(error: float) -> float:
+    """Signal over quantization noise in decibels of a relative error; inf for a perfect layer."""
+    return -10 * math.log10(error) if error > 0 else math.inf
+
+
+def _output_energy(weight: torch.Tensor, hessian: torch.Tensor | None) -> float:
+    outputs = weight if hessian is None else weight @ hessian
+    return max(0.0, float((outputs * weight).sum(dtype=torch.float64)))
+
+
+def _check(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe) -> None:
+    for one in linears:
+        for name, tensor in (("weight", one.weight), ("bias", one.bias)):
+            if tensor is not None and not bool(torch.isfinite(tensor).all()):
+                bad = int((~torch.isfinite(tensor)).sum())
+                raise NonFiniteError(
+                    f"{one.path}.{name} holds {bad} NaN or infinite values of {tensor.numel()}",
+                    hint=f"repair the model, or leave this linear as it is with --skip '{one.path}'",
+                )
+    path, k = linears[0].path, linears[0].weight.shape[-1]
+    if stats is None:
+        if recipe.gptq.enabled or recipe.smooth.strength > 0:
+            raise StatsError(
+                f"the recipe needs calibration statistics of {path}, and there are none",
+                hint="run omniw4 calibrate and give its folder with --stats, or use the data-free --config rtn",
+            )
+        return
+    for name in ("hessian", "hessian_normalized", "absmax"):
+        tensor = getattr(stats, name)
+        if tensor.shape[-1] != k:
+            raise StatsError(
+                f"{name} of {path} is for {tensor.shape[-1]} input features, the linear has {k}",
+                hint="the statistics are of another model: run omniw4 calibrate on this one",
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteError(
+                f"{name} of {path} holds NaN or infinite values",
+                hint="run omniw4 calibrate again; it leaves out rows that are not finite and counts them",
+            )
+
+
+def _input_space(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe) -> InputSpace:
+    if stats is None:
+        return InputSpace(None, None, None, None)
+    first = linears[0]
+    smooth = None
+    if first.spec.smooth:
+        weight_absmax = torch.stack([one.weight.float().abs().amax(0) for one in linears]).amax(0)
+        smooth = smoothing_vector(stats.absmax, weight_absmax, recipe.smooth.strength, first.stored_dtype)
+    plain = transform_hessian(stats.hessian, first.spec.rotation, smooth)
+    objective = plain
+    if recipe.gptq.hessian == "normalized":
+        objective = transform_hessian(stats.hessian_normalized, first.spec.rotation, smooth)
+    factor = factorise(objective, recipe.gptq.damp) if recipe.gptq.enabled else None
+    plain_fp32 = plain.float()
+    return InputSpace(smooth, plain_fp32 if objective is plain else objective.float(), plain_fp32, factor)
+
+
+def _data_free_error(one: Linear, target: torch.Tensor, hessian: torch.Tensor | None) -> float:
+    """Relative error of ``configs/rtn.yaml``: W minus its own SVD, each group rounded with a searched scale."""
+    low = _fit_lowrank(target, one)
+    remainder = _without(target, low)
+    codes, scales = round_to_nearest(remainder, torch.ones_like(target[0]), "search")
+    return relative_error(remainder - int4.dequantize(codes, scales), target, hessian)
+
+
+def _choose_quantizer(space: InputSpace, k: int, recipe: Recipe) -> tuple[str, Quantizer]:
+    rule = recipe.weights.scale
+    if space.factor is not None and space.factor.upper is not None:
+        return "gptq", partial(gptq, upper=space.factor.upper, rule=rule, block_size=recipe.gptq.block_size)
+    importance = torch.ones(k) if space.objective is None else space.objective.diagonal()
+    method = "rtn" if space.factor is None else "rtn-fallback"
+    return method, partial(round_to_nearest, importance=importance, rule=rule)
+
+
+def _alternate(
+    linears: Sequence[Linear],
+    targets: Sequence[torch.Tensor],
+    objective: torch.Tensor | None,
+    quantize: Quantizer,
+    recipe: Recipe,
+) -> list[tuple[_Iterate, list[float]]]:
+    """Quantizer and SVD in turn; per linear the best iterate and the error after each round it took part in."""
+    lows: list[LowRank | None] = [None] * len(linears)
+    if recipe.lowrank.init == "svd_weight":
+        lows = [_fit_lowrank(target, one) for one, target in zip(linears, targets, strict=True)]
+    best: list[_Iterate | None] = [None] * len(linears)
+    errors: list[list[float]] = [[] for _ in linears]
+    active = list(range(len(linears)))
+    for _ in range(recipe.lowrank.rounds):
+        stacked = torch.cat([_without(targets[i], lows[i]) for i in active])
+        codes, scales = quantize(stacked)
+        rows = [targets[i].shape[0] for i in active]
+        falling = []
+        for i, c, s in zip(active, codes.split(rows), scales.split(rows), strict=True):
+            iterate = _complete(linears[i], targets[i], c, s, objective)
+            errors[i].append(iterate.error)
+            incumbent = best[i]
+            if incumbent is None or iterate.error < incumbent.error:
+                best[i], lows[i] = iterate, iterate.low
+                if iterate.low is not None:  # without a branch every round is the same
+                    falling.append(i)
+        active = falling
+        if not active:
+            break
+    return [(iterate, history) for iterate, history in zip(best, errors, strict=True) if iterate is not None]
+
+
+def _complete(
+    one: Linear, target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, objective: torch.Tensor | None
+) -> _Iterate:
+    """Codes, the low-rank branch that fits them best, and the error of both together."""
+    residual = target - int4.dequantize(codes, scales)
+    low = _fit_lowrank(residual, one)
+    rest = _without(residual, low)
+    held = energy_share(residual, rest)
+    return _Iterate(codes, scales, low, relative_error(rest, target, objective), held)
+
+
+def _fit_lowrank(residual: torch.Tensor, one: Linear) -> LowRank | None:
+    return svd_lowrank(residual, one.spec.rank, one.stored_dtype) if one.spec.rank else None
+
+
+def _without(weight: torch.Tensor, low: LowRank | None) -> torch.Tensor:
+    return weight if low is None else weight - low.product()
+
+
+def _assemble(one: Linear, best: _Iterate, smooth: torch.Tensor | None) -> QuantizedLinear:
+    return QuantizedLinear(
+        spec=one.spec,
+        qweight=int4.pack_nibbles(best.codes),
+        w_scales=best.scales.contiguous(),
+        proj_down=None if best.low is None else best.low.down.contiguous(),
+        proj_up=None if best.low is None else best.low.up.contiguous(),
+        smooth=smooth,
+        bias=None if one.bias is None else one.bias.to(one.stored_dtype),
+    )
+
+
+def _report(
+    one: Linear, target: torch.Tensor, best: _Iterate, errors: list[float], space: InputSpace, method: str
+) -> LayerReport:
+    error = best.error
+    if space.plain is not None and space.plain is not space.objective:
+        rest = _without(target - int4.dequantize(best.codes, best.scales), best.low)
+        error = relative_error(rest, target, space.plain)
+    n, k = target.shape
+    return LayerReport(
+        path=one.path,
+        out_features=n,
+        in_features=k,
+        method=method,
+        relative_error=error,
+        sqnr_db=sqnr_db(error),
+        damp=0.0 if space.factor is None else space.factor.damp,
+        rank_energy=best.rank_energy,
+        rounds=errors,
+        best_round=min(range(len(errors)), key=errors.__getitem__),
+        warnings=[] if space.factor is None else list(space.factor.log),
+    )

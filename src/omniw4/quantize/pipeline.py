@@ -1,0 +1,112 @@
+"""The resumable walk over layers.
+
+It knows no files: weights come from callables, statistics from a function, results go to a function. Linears that
+read the same input are quantized together or not at all, so a run that was stopped between two of them and
+resumed gives the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from omniw4.config import Recipe
+from omniw4.errors import ModelError, StatsError
+from omniw4.quantize.layer import Linear, quantize_group
+from omniw4.quantize.plan import Plan, PlanEntry
+from omniw4.tensors import LayerReport, LinearStats, QuantizedLinear
+
+WeightSource = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+Save = Callable[[str, QuantizedLinear, LayerReport], None]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known after each linear."""
+
+    done: int  # linears finished, those of an earlier run included
+    total: int
+    report: LayerReport
+
+
+def quantize_model(
+    weights: Mapping[str, WeightSource],
+    plan: Plan,
+    recipe: Recipe,
+    stats_for: Callable[[str], LinearStats | None],
+    save: Save,
+    done: Collection[str] = frozenset(),
+    on_progress: Callable[[Progress], None] | None = None,
+    *,
+    group_of: Callable[[str], str] | None = None,
+    device: torch.device | str = "cpu",
+) -> list[LayerReport]:
+    """Quantize every linear of the plan that is not done.
+
+    Memory: one group of linears that share an input, and its statistics (:meth:`Plan.peak_bytes`).
+
+    Args:
+        weights: path to a callable that loads ``(weight [N, K], bias [N] or None)`` when its turn comes.
+        plan: from :func:`omniw4.quantize.plan.make_plan`.
+        stats_for: statistics of a linear's input, or None when there are none.
+        save: called once for each linear, in the plan's order of groups, with tensors on the CPU.
+        done: paths saved by an earlier run.
+        group_of: name of the input a linear reads; equal names share one set of statistics. Without it, each linear
+            is on its own.
+        device: where the maths runs.
+
+    Returns:
+        Reports of the linears quantized by this call.
+
+    Raises:
+        ModelError: a planned linear has no weights, or others than planned.
+        StatsError, NonFiniteError: see :func:`omniw4.quantize.layer.quantize_group`.
+    """
+    missing = [entry.path for entry in plan.quantized if entry.path not in weights]
+    if missing:
+        raise ModelError(f"the model has no linear {missing[0]!r} ({len(missing)} of the plan are missing)")
+    finished = sum(entry.path in done for entry in plan.quantized)
+    reports: list[LayerReport] = []
+    for group in plan.input_groups(group_of):
+        if all(entry.path in done for entry in group):
+            continue
+        stats = _stats_of(group, stats_for, device) if plan.needs_stats else None
+        linears = [_load(entry, weights[entry.path], device) for entry in group]
+        for linear, (quantized, report) in zip(linears, quantize_group(linears, stats, recipe), strict=True):
+            if linear.path in done:
+                continue
+            save(linear.path, quantized.to("cpu"), report)
+            reports.append(report)
+            finished += 1
+            if on_progress is not None:
+                on_progress(Progress(finished, len(plan.quantized), report))
+    return reports
+
+
+def _load(entry: PlanEntry, source: WeightSource, device: torch.device | str) -> Linear:
+    weight, bias = source()
+    wanted = (entry.out_features, entry.in_features)
+    if tuple(weight.shape) != wanted or entry.spec is None:
+        raise ModelError(f"{entry.path}.weight has shape {tuple(weight.shape)}, the plan was made for {wanted}")
+    return Linear(entry.path, weight.to(device), None if bias is None else bias.to(device), entry.spec)
+
+
+def _stats_of(
+    group: list[PlanEntry], stats_for: Callable[[str], LinearStats | None], device: torch.device | str
+) -> LinearStats:
+    stats = stats_for(group[0].path)
+    if stats is None:
+        raise StatsError(
+            f"the recipe needs calibration statistics of {group[0].path}, and there are none",
+            hint="run omniw4 calibrate on this model, or use the data-free --config rtn",
+        )
+    return LinearStats(
+        hessian=stats.hessian.to(device),
+        hessian_normalized=stats.hessian_normalized.to(device),
+        absmax=stats.absmax.to(device),
+        rms=stats.rms.to(device),
+        tokens=stats.tokens,
+        excluded=stats.excluded,
+    )
