@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omniw4.cli import options
-from omniw4.cli.output import Output, clock, figure, size, table
+from omniw4.cli.output import clock, figure, size, table
 from omniw4.errors import VerdictError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def command(
     parts = [part for text in what or [] for part in text.split(",")]
     if not parts:
         parts = ["ops", "model"] if directory is not None and model is not None else ["ops"]
-    output = Output(json_mode=json_mode, quiet=quiet)
+    output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4.bench.linear import parse_shapes
     from omniw4.bench.model import parse_prefill
@@ -96,9 +96,8 @@ def report(result: BenchResult) -> str:
         ]
         parts.append(table(header, rows))
     if result.quantize:
-        header = ("verb", "time", "CPU", "peak memory")
-        rows = [(r.what, clock(r.seconds), clock(r.cpu_seconds), size(r.peak_rss_bytes)) for r in result.quantize]
-        parts.append(table(header, rows))
+        costs = [(r.what, clock(r.seconds), clock(r.cpu_seconds), size(r.peak_rss_bytes)) for r in result.quantize]
+        parts.append(table(("verb", "time", "CPU", "peak memory"), costs))
     return "\n\n".join(parts)
 
 

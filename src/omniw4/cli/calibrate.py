@@ -10,7 +10,7 @@ import typer
 
 from omniw4 import config as configs
 from omniw4.cli import options, settings
-from omniw4.cli.output import Output, size
+from omniw4.cli.output import size
 from omniw4.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def command(
     chosen = settings.load(config, assignments, {"calibrate": flags}).calibrate
     if dataset is not None and source is not None:
         raise UsageError("--dataset and --source exclude each other", hint="--source is for models that read no text")
-    output = Output(json_mode=json_mode, quiet=quiet)
+    output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4 import calibrate, storage
     from omniw4 import model as models

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from omniw4.cli import options
-from omniw4.cli.output import Output, figure, size, table
+from omniw4.cli.output import figure, size, table
 
 if TYPE_CHECKING:
     from omniw4.checkpoint import Summary
@@ -24,7 +24,7 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Show recipe, provenance, sizes and errors of a checkpoint; its structure is checked on the way."""
-    output = Output(json_mode=json_mode, quiet=quiet)
+    output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4.checkpoint import Checkpoint, summarize
 
@@ -57,7 +57,7 @@ def _head(summary: Summary) -> str:
             ("linears", f"{count} · w4a{bits} g{common.get('group_size')} r{rank} {rotation}")
             for (bits, rank, rotation), count in kinds.most_common()
         ),
-        ("as they were", f"{len(summary.skipped)} linears"),
+        ("as they were", _count(len(summary.skipped))),
         ("size", f"{size(summary.total_bytes)} in {len(summary.files)} file{'s' * (len(summary.files) > 1)}"),
         ("quantized part", f"{size(summary.quantized_bytes)}, {ratio:.1f}x smaller than in 16 bits"),
         ("bits a weight", f"{summary.effective_bits:.2f}, low-rank branch included"),
@@ -99,6 +99,10 @@ def _layer_table(summary: Summary) -> str:
     warnings = [f"warning: {r.path}: {warning}" for r in summary.layers for warning in r.warnings]
     skipped = [f"as it was: {path} ({reason})" for path, reason in summary.skipped.items()]
     return "\n".join([table(header, rows, left=3), *warnings, *skipped])
+
+
+def _count(linears: int) -> str:
+    return "1 linear" if linears == 1 else f"{linears} linears"
 
 
 def _lines(facts: list[tuple[str, str]]) -> str:

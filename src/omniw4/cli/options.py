@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from omniw4.cli.output import Output, is_terminal
 from omniw4.errors import EXIT_INTERRUPTED, OmniW4Error, UsageError
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face model folder, .gguf file, or Hub name.")]
@@ -39,6 +42,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes; warnings and errors stay.")]
 
 
+def start(*, json_mode: bool, quiet: bool) -> Output:
+    """Where a verb prints to; call it before anything imports transformers, whose bars obey the same rules."""
+    if quiet or json_mode or not is_terminal(sys.stderr):
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    return Output(json_mode=json_mode, quiet=quiet)
+
+
 class Interrupted(OmniW4Error):
     """Ctrl-C or SIGTERM; the message says what is kept."""
 
@@ -46,17 +56,17 @@ class Interrupted(OmniW4Error):
 
 
 @contextmanager
-def interruptible(kept: str, hint: str = "") -> Iterator[None]:
+def interruptible(kept: str | Callable[[], tuple[str, str]]) -> Iterator[None]:
     """Turn Ctrl-C into the one sentence on what is kept.
 
     Args:
-        kept: what remains on disk, such as ``"finished layers are kept in out.partial"``.
-        hint: how to go on.
+        kept: such as ``"nothing was written"``; or a function that finds out, and says how to go on.
     """
     try:
         yield
     except KeyboardInterrupt as e:
-        raise Interrupted(f"interrupted; {kept}", hint=hint) from e
+        sentence, hint = (kept, "") if isinstance(kept, str) else kept()
+        raise Interrupted(f"interrupted; {sentence}", hint=hint) from e
 
 
 def check_device(device: str) -> None:

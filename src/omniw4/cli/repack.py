@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from omniw4.cli import options
-from omniw4.cli.output import Output, size
+from omniw4.cli.output import size
 
 
 def command(
@@ -25,7 +25,7 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Pack a checkpoint for tensor cores; the runtime does it by itself when the cache is missing."""
-    output = Output(json_mode=json_mode, quiet=quiet)
+    output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4 import repack
     from omniw4.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omniw4.cli import options, settings
-from omniw4.cli.output import Output, clock, figure, size, table
+from omniw4.cli.output import clock, figure, size, table
 from omniw4.errors import VerdictError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def command(
     }
     flags = {"windows": windows, "seq_len": seq_len, "gates": gates}
     chosen = settings.load(config, assignments, {"verify": flags}).verify
-    output = Output(json_mode=json_mode, quiet=quiet)
+    output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4.verify.run import run
 

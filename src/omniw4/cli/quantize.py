@@ -1,0 +1,193 @@
+"""``omniw4 quantize MODEL --stats DIR --out DIR``: a checkpoint, layer by layer, resumable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from omniw4 import __version__
+from omniw4.cli import layer_report, options, plan_report, settings
+from omniw4.cli.output import Output
+from omniw4.errors import StatsError, UsageError
+
+if TYPE_CHECKING:
+    from omniw4.calibrate import Stats
+    from omniw4.config import Recipe
+    from omniw4.model import LoadedModel
+    from omniw4.quantize.plan import Plan
+    from omniw4.storage import OutputFolder
+
+
+def command(
+    model: options.Model,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; it appears when it is complete.")] = None,
+    stats: Annotated[Path | None, typer.Option("--stats", metavar="DIR", help="What `omniw4 calibrate` wrote.")] = None,
+    config: options.Config = None,
+    assignments: options.Set = [],  # noqa: B006
+    include: Annotated[
+        list[str], typer.Option("--include", metavar="PATTERN", help="Linears to quantize; else all of the blocks.")
+    ] = [],  # noqa: B006
+    skip: Annotated[list[str], typer.Option("--skip", metavar="PATTERN", help="Linears to leave as they are.")] = [],  # noqa: B006
+    override: Annotated[
+        list[str],
+        typer.Option("--override", metavar="PATTERN:KEY=VALUE,...", help="Another recipe for some linears."),
+    ] = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    overwrite: options.Overwrite = False,
+    max_shard_size: Annotated[
+        str, typer.Option("--max-shard-size", metavar="SIZE", help="Largest weight file, such as 500MiB.")
+    ] = "5GB",
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "auto",
+    gguf_file: options.GgufFile = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    json_mode: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Quantize the linears of a model to W4A4 with a low-rank correction; `--config rtn` needs no --stats."""
+    recipe = settings.with_patterns(settings.load(config, assignments), include, skip, override).recipe
+    if out is None and not dry_run:
+        raise UsageError("--out is missing", hint="name the folder to write, or look at the plan with --dry-run")
+    output = options.start(json_mode=json_mode, quiet=quiet)
+
+    from omniw4 import model as models
+    from omniw4 import storage
+    from omniw4.checkpoint import parse_size
+    from omniw4.quantize.plan import make_plan
+
+    options.check_device(device)
+    shard_size = parse_size(max_shard_size)
+    skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
+    plan = make_plan(models.shapes(skeleton), recipe, models.block_linears(skeleton))
+    model_hash = models.source_hash(model, gguf_file=gguf_file)
+    found = _open_stats(stats, plan, model_hash, optional=dry_run)
+    if out is None or dry_run:
+        total = sum(p.numel() for p in skeleton.parameters())
+        told = plan_report.document(plan, recipe, found.group_of if found else None, total, device)
+        output.result(plan_report.text(plan, told), told)
+        return
+    del skeleton
+    fingerprint = {
+        "verb": "quantize",
+        "omniw4": __version__,
+        "model": model_hash,
+        "recipe": recipe.model_dump(mode="json"),
+        "calibration": found.fingerprint if found else None,
+        "max_shard_size": shard_size,
+        "device": device.partition(":")[0],
+        "dtype": dtype,
+    }
+    with storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, resume=resume) as folder:
+        with options.interruptible(lambda: _kept(folder, len(plan.quantized))):
+
+            def load() -> LoadedModel:
+                return models.load(
+                    model, dtype=dtype, device="cpu", gguf_file=gguf_file, trust_remote_code=trust_remote_code
+                )
+
+            document, text = _quantize(load, folder, plan, recipe, found, shard_size, device, output)
+    output.result(text.replace("OUT", str(out), 1), {"out": str(out), **document})
+
+
+def _quantize(
+    load: Callable[[], LoadedModel],
+    folder: OutputFolder,
+    plan: Plan,
+    recipe: Recipe,
+    stats: Stats | None,
+    shard_size: int,
+    device: str,
+    output: Output,
+) -> tuple[dict[str, Any], str]:
+    """The run between the checks and the result: document and text of it, ``OUT`` standing for the folder."""
+    from omniw4.checkpoint import Checkpoint, LayerStore, assemble
+    from omniw4.model import find_linears
+    from omniw4.quantize.pipeline import Progress, quantize_model
+
+    began = time.monotonic()
+    store = LayerStore(folder.partial)
+    done = store.done()
+    if done:
+        output.note(f"resuming: {len(done)} of {len(plan.quantized)} linears are done and skipped")
+    elif folder.resumed:
+        output.note("resuming: no linear was finished, all are made")
+    loaded = load()
+    output.note(layer_report.headline(recipe, plan, device))
+    linears = find_linears(loaded.model)
+    weights = {
+        e.path: (lambda linear=linears[e.path]: (linear.weight.detach(), _detached(linear.bias)))
+        for e in plan.quantized
+    }
+    with output.progress("quantizing") as bar:
+        bar.start_at(len(done))
+
+        def tell(progress: Progress) -> None:
+            r = progress.report
+            bar.step(progress.done, progress.total, f"{r.path}  sqnr {r.sqnr_db:.1f} dB")
+
+        quantize_model(
+            weights,
+            plan,
+            recipe,
+            stats.linear if stats else lambda _: None,
+            store.put,
+            done,
+            tell,
+            group_of=stats.group_of if stats else None,
+            device=device,
+        )
+    reports = [store.report(e.path) for e in plan.quantized]
+    output.note("\n" + layer_report.table_of(reports) + "\n")
+    layer_report.warn(reports, output)
+    assemble(
+        folder.result,
+        store,
+        loaded,
+        recipe=recipe.model_dump(mode="json"),
+        calibration=stats.fingerprint if stats else None,
+        skipped={e.path: e.skip_reason for e in plan.skipped},
+        max_shard_size=shard_size,
+    )
+    checkpoint = Checkpoint.open(folder.commit())
+    return layer_report.summary(checkpoint, reports, plan, time.monotonic() - began)
+
+
+def _kept(folder: OutputFolder, total: int) -> tuple[str, str]:
+    """What an interrupted run leaves, and how to go on."""
+    from omniw4.checkpoint import LayerStore
+
+    done = len(LayerStore(folder.partial).done())
+    if not done:
+        return "no linear was finished, nothing is kept", ""
+    return f"{done} of {total} linears are kept in {folder.partial.name}/", "go on with --resume"
+
+
+def _open_stats(folder: Path | None, plan: Plan, model_hash: str, *, optional: bool) -> Stats | None:
+    """The statistics a plan needs, known to be of this model; None for a data-free recipe."""
+    from omniw4.calibrate import Stats
+
+    if not plan.needs_stats or (folder is None and optional):
+        return None
+    if folder is None:
+        raise UsageError(
+            "this recipe needs calibration statistics",
+            hint="run `omniw4 calibrate MODEL --out DIR` and give `--stats DIR`, or use the data-free `--config rtn`",
+        )
+    stats = Stats.open(folder)
+    stats.check_model(model_hash)
+    missing = [e.path for e in plan.quantized if e.path not in set(stats.paths)]
+    if missing:
+        raise StatsError(
+            f"the statistics in {str(folder)!r} lack {len(missing)} of the linears to quantize, such as {missing[0]}",
+            hint="calibration covers the model's repeated blocks; leave others out with --skip",
+        )
+    return stats
+
+
+def _detached(tensor: Any) -> Any:
+    return None if tensor is None else tensor.detach()
