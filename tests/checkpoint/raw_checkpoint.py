@@ -31,6 +31,7 @@ def report(out_features: int, in_features: int) -> dict[str, Any]:
         "rank_energy": None,
         "rounds": [0.02, 0.01, None],
         "best_round": 1,
+        "rtn_error": 0.02,
         "warnings": [],
     }
 

@@ -32,6 +32,7 @@ class LayerRow:
     bits: float  # stored bits a weight
     method: str
     relative_error: float
+    rtn_error: float  # of the data-free recipe on the same linear
     sqnr_db: float
     rank_energy: float
     damp: float
@@ -94,6 +95,7 @@ def _summarize_checkpoint(checkpoint: Checkpoint) -> Summary:
                 bits=linear.effective_bits,
                 method=report.method,
                 relative_error=report.relative_error,
+                rtn_error=report.rtn_error,
                 sqnr_db=report.sqnr_db,
                 rank_energy=report.rank_energy,
                 damp=report.damp,

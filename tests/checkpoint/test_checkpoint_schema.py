@@ -1,0 +1,78 @@
+"""quantization_config and the specs it stands for; the golden linear read through the format."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from raw_checkpoint import GOLDEN, PATH, PLAIN, raw_checkpoint, report
+from safetensors.torch import load_file
+
+from omniw4 import int4
+from omniw4.checkpoint import Checkpoint, parse_quantization_config, quantization_config
+from omniw4.checkpoint.reader import dump_report, parse_report
+from omniw4.checkpoint.schema import SETTINGS, natural_order
+from omniw4.tensors import LayerReport, LinearSpec
+
+
+def test_every_setting_of_a_linear_is_stored() -> None:
+    assert {field.name for field in dataclasses.fields(LinearSpec)} == set(SETTINGS)
+
+
+def test_every_figure_of_a_report_is_stored() -> None:
+    stored = dump_report(LayerReport("p", 1, 64, "rtn", 0.1, 1.0, 0.0, 0.0))
+    named = {field.name for field in dataclasses.fields(LayerReport)}
+    assert named - set(stored) == {"path", "seconds"}
+    assert set(stored) == set(report(1, 64))
+    assert dump_report(parse_report("p", json.loads(json.dumps(stored)))).keys() == stored.keys()
+
+
+SPECS = {
+    "layers.10.q": LinearSpec(rank=16),
+    "layers.2.q": LinearSpec(rank=16),
+    "layers.2.down": LinearSpec(rank=0, act_bits=8, rotation="none", smooth=True, act_clip=0.9),
+    "layers.3.down": LinearSpec(rank=256, act_bits=16),
+}
+
+
+def test_specs_survive_the_config() -> None:
+    stored = json.loads(json.dumps(quantization_config(SPECS, skipped=["lm_head"])))
+    assert parse_quantization_config(stored) == SPECS
+    assert list(stored["modules"]) == ["layers.2.down", "layers.2.q", "layers.3.down", "layers.10.q", "lm_head"]
+    assert stored["modules"]["layers.10.q"] == {}
+    assert stored["modules"]["lm_head"] == "skip"
+    assert stored["rank"] == 16
+
+
+def test_config_of_nothing() -> None:
+    assert parse_quantization_config(quantization_config({})) == {}
+
+
+@pytest.mark.parametrize("same", [0, 1, 2])
+def test_order_of_the_linears_does_not_show(same: int) -> None:
+    turned = dict(list(SPECS.items())[same:] + list(SPECS.items())[:same])
+    assert json.dumps(quantization_config(turned)) == json.dumps(quantization_config(SPECS))
+
+
+def test_natural_order() -> None:
+    names = ["layers.10.b", "layers.9.b", "layers.9.a", "embed", "1", "layers.9", "10", "2"]
+    assert sorted(names, key=natural_order) == [
+        *("1", "2", "10", "embed", "layers.9", "layers.9.a", "layers.9.b", "layers.10.b"),
+    ]
+
+
+def test_golden_linear_through_the_format(tmp_path: Path) -> None:
+    golden = load_file(GOLDEN)
+    checkpoint = Checkpoint.open(raw_checkpoint().write(tmp_path))
+    assert checkpoint.specs[PLAIN] == replace(checkpoint.specs[PATH], rank=0, smooth=False, act_bits=8)
+    linear = checkpoint.linear(PATH)
+    assert torch.equal(int4.unpack_nibbles(linear.qweight), golden["codes"])
+    for name, tensor in linear.tensors().items():
+        assert torch.equal(tensor, golden[name]), name
+    weight = int4.dequantize(int4.unpack_nibbles(linear.qweight), linear.w_scales)
+    assert torch.equal(weight, golden["weight"])
+    assert checkpoint.linears[PATH].effective_bits == pytest.approx(linear.effective_bits())
