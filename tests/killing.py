@@ -1,4 +1,4 @@
-"""Kill a piece of work at each of its file operations."""
+"""Kill a piece of work at each of its file operations, and look at what is left."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 
 def die_at_event(number: int, work: Callable[[], None]) -> bool:
@@ -38,3 +39,8 @@ def die_at_event(number: int, work: Callable[[], None]) -> bool:
         return True
     assert os.WEXITSTATUS(status) == 0, "the work failed by itself"
     return False
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder: relative name -> content."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from quantized_samples import tiny_qwen3
+from quantized_samples import tiny_qwen3, write_checkpoint
 
 from omniw4 import model as models
 from omniw4.model import LoadedModel
+from omniw4.tensors import QuantizedLinear
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +48,9 @@ def loaded(source_folder: Path) -> LoadedModel:
 @pytest.fixture
 def source_json(source_folder: Path) -> dict:
     return json.loads((source_folder / "config.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory, loaded: LoadedModel) -> tuple[Path, dict[str, QuantizedLinear]]:
+    base = tmp_path_factory.mktemp("written")
+    return base / "out", dict(write_checkpoint(base / "out", base / "work", loaded))

@@ -95,10 +95,6 @@ def write_checkpoint(folder: Path, work: Path, loaded: LoadedModel, **options: o
     return quantized
 
 
-def folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
 def peak_growth(work: Callable[[], object]) -> int:
     """Bytes by which resident memory rose above its start while ``work`` ran (Linux)."""
 

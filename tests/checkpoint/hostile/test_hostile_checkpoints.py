@@ -8,8 +8,11 @@ import shutil
 import tracemalloc
 from pathlib import Path
 
+import hostile_folders as folders
+import hostile_headers as headers
+import hostile_tensors as tensors
 import pytest
-from hostile_cases import Case, all_cases
+from hostile_case import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_checkpoint import PATH, raw_checkpoint, read_parts, write_parts
@@ -19,7 +22,12 @@ from omniw4.checkpoint import Checkpoint, summarize
 from omniw4.checkpoint.header import read_header
 from omniw4.errors import CheckpointError, HashMismatchError, MissingFileError
 
-CASES = all_cases()
+GENERATORS = (
+    *(headers.truncations, headers.lengths, headers.malformed_headers, headers.wrong_sizes),
+    *(tensors.wrong_tensors, tensors.missing_and_extra, tensors.values, tensors.flipped_data),
+    *(folders.configs, folders.indexes, folders.manifests, folders.files),
+)
+CASES: list[Case] = [case for generator in GENERATORS for case in generator()]
 STAGES = {
     "open": lambda folder: Checkpoint.open(folder),
     "read": lambda folder: [c.linear(path) for c in [Checkpoint.open(folder)] for path in c.specs],

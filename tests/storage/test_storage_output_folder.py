@@ -1,0 +1,180 @@
+"""An output folder appears in one step, is replaced whole or not at all, and resumes only what is its own."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from storage_helpers import FINGERPRINT, fail_with, fill, interrupt, make
+
+from killing import folder_bytes
+from omniw4.errors import OutputExistsError, OutputLockedError, ResumeError, StorageError
+from omniw4.storage import (
+    OutputFolder,
+    output_folder,
+)
+
+
+def test_folder_appears_with_commit(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "out"
+    with OutputFolder.begin(out, FINGERPRINT) as folder:
+        assert not folder.resumed
+        assert folder.partial == tmp_path / "a" / "out.partial"
+        fill(folder, "x")
+        assert not out.exists()
+        assert folder.commit() == out
+    assert folder_bytes(out) == {"0.txt": b"x", "1.txt": b"x", "2.txt": b"x"}
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def test_existing_output_is_refused_then_replaced_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    make(out, "old")
+    (out / "foreign").write_text("of the user")
+    before = folder_bytes(out)
+    with pytest.raises(OutputExistsError, match="exists") as caught:
+        OutputFolder.begin(out, FINGERPRINT)
+    assert "--overwrite" in caught.value.hint
+    assert folder_bytes(tmp_path) == {f"out/{k}": v for k, v in before.items()}
+    make(out, "new", overwrite=True)
+    assert folder_bytes(tmp_path) == {f"out/{i}.txt": b"new" for i in range(3)}
+
+
+def test_empty_folder_counts_as_absent(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    make(tmp_path / "out", "x")
+    assert len(folder_bytes(tmp_path / "out")) == 3
+
+
+def test_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("file")
+    with pytest.raises(OutputExistsError, match="not a folder"):
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT, overwrite=True)
+    (tmp_path / "b.partial").write_text("file")
+    with pytest.raises(StorageError, match="cannot make folder"):
+        OutputFolder.begin(tmp_path / "b", FINGERPRINT, overwrite=True)
+    assert (tmp_path / "b.partial").read_text() == "file"
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_current_folder_and_its_parents_are_never_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "precious").write_text("x")
+    monkeypatch.chdir(work)
+    with pytest.raises(OutputExistsError, match="will not be replaced"):
+        OutputFolder.begin(name, FINGERPRINT, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["work"]
+
+
+def test_interrupted_run_needs_a_flag(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupt(out)
+    with pytest.raises(OutputExistsError, match="interrupted run") as caught:
+        OutputFolder.begin(out, FINGERPRINT)
+    assert "--resume" in caught.value.hint
+    with OutputFolder.begin(out, FINGERPRINT, resume=True) as folder:
+        assert folder.resumed
+        assert (folder.partial / "layer0").read_bytes() == b"work"
+        assert list(folder.result.iterdir()) == []
+    with OutputFolder.begin(out, FINGERPRINT, overwrite=True) as folder:
+        assert not folder.resumed
+        assert not (folder.partial / "layer0").exists()
+        fill(folder, "x")
+        folder.commit()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_resume_refuses_other_inputs_by_name(tmp_path: Path) -> None:
+    interrupt(tmp_path / "out")
+    before = folder_bytes(tmp_path)
+    changed = {"recipe": {"rank": 32}, "model": "abc", "stats": "s"}
+    with pytest.raises(ResumeError, match=r"recipe\.rank: 16 -> 32; stats: None -> 's'"):
+        OutputFolder.begin(tmp_path / "out", changed, resume=True)
+    after = {name: data for name, data in folder_bytes(tmp_path).items()}
+    assert after == before
+
+
+def test_resume_without_anything_begins(tmp_path: Path) -> None:
+    with OutputFolder.begin(tmp_path / "out", FINGERPRINT, resume=True) as folder:
+        assert not folder.resumed
+
+
+def test_resume_never_wipes_a_folder_it_did_not_make(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "thesis.txt").write_text("x")
+    with pytest.raises(ResumeError, match=r"no readable fingerprint\.json"):
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT, resume=True)
+    with pytest.raises(OutputExistsError):
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT)
+    assert (tmp_path / "out.partial" / "thesis.txt").exists()
+
+
+def test_fingerprint_survives_json(tmp_path: Path) -> None:
+    fingerprint = {"skip": ("a", "b"), "x": float("nan"), 3: None}
+    interrupt(tmp_path / "out", fingerprint)
+    with OutputFolder.begin(tmp_path / "out", fingerprint, resume=True) as folder:
+        assert folder.resumed
+
+
+def test_run_that_did_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="early"), OutputFolder.begin(tmp_path / "out", FINGERPRINT):
+        raise RuntimeError("early")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commit_of_nothing_is_a_mistake(tmp_path: Path) -> None:
+    with (
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT) as folder,
+        pytest.raises(ValueError, match="nothing to commit"),
+    ):
+        folder.commit()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
+    with OutputFolder.begin(tmp_path / "out", FINGERPRINT) as folder:
+        fill(folder, "mine")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").write_text("x")
+        with pytest.raises(OutputExistsError):
+            folder.commit()
+    assert folder_bytes(tmp_path / "out") == {"theirs": b"x"}
+
+
+def test_failing_rename_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "out", "old")
+    with OutputFolder.begin(tmp_path / "out", FINGERPRINT, overwrite=True) as folder:
+        fill(folder, "new")
+        monkeypatch.setattr(output_folder, "_exchange", fail_with(errno.ENOSPC))
+        with pytest.raises(StorageError, match="No space left"):
+            folder.commit()
+    assert set(folder_bytes(tmp_path / "out").values()) == {b"old"}
+
+
+def test_second_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    script = """
+        import sys, time
+        from omniw4.storage import OutputFolder
+        folder = OutputFolder.begin(sys.argv[1], {"recipe": {"rank": 16}, "model": "abc"})
+        (folder.partial / "layer0").write_text("work")
+        print("begun", flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        for flags in ({}, {"resume": True}, {"overwrite": True}):
+            with pytest.raises(OutputLockedError, match="another process"):
+                OutputFolder.begin(out, FINGERPRINT, **flags)
+        child.kill()
+    with OutputFolder.begin(out, FINGERPRINT, resume=True) as folder:
+        assert folder.resumed
