@@ -192,11 +192,9 @@ def _input_space(linears: Sequence[Linear], stats: LinearStats | None, recipe: R
 
 
 def _data_free_error(one: Linear, target: torch.Tensor, hessian: torch.Tensor | None) -> float:
-    """Relative error of ``configs/rtn.yaml``: W minus its own SVD, each group rounded with a searched scale."""
-    low = _fit_lowrank(target, one)
-    remainder = _without(target, low)
-    codes, scales = round_to_nearest(remainder, torch.ones_like(target[0]), "search")
-    return relative_error(remainder - int4.dequantize(codes, scales), target, hessian)
+    """Relative error of ``configs/rtn.yaml``: nearest codes of W minus its own SVD."""
+    codes, scales = round_to_nearest(_without(target, _fit_lowrank(target, one)), torch.ones_like(target[0]), "search")
+    return _complete(one, target, codes, scales, hessian).error
 
 
 def _choose_quantizer(space: InputSpace, k: int, recipe: Recipe) -> tuple[str, Quantizer]:
@@ -263,7 +261,7 @@ def _without(weight: torch.Tensor, low: LowRank | None) -> torch.Tensor:
 def _assemble(one: Linear, best: _Iterate, smooth: torch.Tensor | None) -> QuantizedLinear:
     return QuantizedLinear(
         spec=one.spec,
-        qweight=int4.pack_nibbles(best.codes),
+        qweight=int4.pack_nibbles(best.codes.contiguous()),
         w_scales=best.scales.contiguous(),
         proj_down=None if best.low is None else best.low.down.contiguous(),
         proj_up=None if best.low is None else best.low.up.contiguous(),

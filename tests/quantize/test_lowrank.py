@@ -1,0 +1,82 @@
+"""The low-rank branch: the optimum of Eckart and Young, stored in 16 bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from omniw4.quantize.lowrank import energy_share, svd_lowrank
+from quantize_problems import weights
+
+SHAPES = [(96, 160), (160, 96), (64, 64), (8, 192)]
+
+
+def optimum(residual: torch.Tensor, rank: int) -> float:
+    """Eckart-Young: the squared singular values past the rank."""
+    return float(torch.linalg.svdvals(residual.double())[rank:].square().sum())
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("rank", [1, 7, 16, 64])
+def test_error_is_the_optimum_up_to_16_bit_rounding(n: int, k: int, rank: int) -> None:
+    residual = weights(n, k)
+    low = svd_lowrank(residual, rank, torch.float16)
+    error = float((residual - low.product()).double().square().sum())
+    total = float(residual.double().square().sum())
+    assert low.up.shape == (n, rank)
+    assert low.down.shape == (k, rank)
+    assert error >= optimum(residual, rank) - 1e-9 * total
+    assert error <= optimum(residual, rank) + 1e-6 * total
+
+
+def test_bfloat16_costs_its_rounding_and_no_more() -> None:
+    residual = weights(96, 160)
+    low = svd_lowrank(residual, 16, torch.bfloat16)
+    error = float((residual - low.product()).double().square().sum())
+    assert low.up.dtype == low.down.dtype == torch.bfloat16
+    assert error <= optimum(residual, 16) * 1.001
+
+
+@pytest.mark.parametrize("rank", [65, 256])
+def test_rank_beyond_the_matrix_adds_zero_columns(rank: int) -> None:
+    residual = weights(64, 128)
+    low = svd_lowrank(residual, rank, torch.float16)
+    assert low.up.shape == (64, rank)
+    assert not low.up[:, 64:].any()
+    assert not low.down[:, 64:].any()
+    torch.testing.assert_close(low.product(), residual, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-4, 1.0, 1e4])
+def test_factors_are_balanced_and_stay_in_the_range_of_fp16(scale: float) -> None:
+    residual = weights(96, 160, std=scale)
+    low = svd_lowrank(residual, 16, torch.float16)
+    assert torch.isfinite(low.up).all()
+    assert torch.isfinite(low.down).all()
+    torch.testing.assert_close(low.up.double().norm(dim=0), low.down.double().norm(dim=0), rtol=1e-2, atol=1e-5)
+    error = float((residual - low.product()).double().square().sum())
+    assert error <= optimum(residual, 16) * 1.01
+
+
+def test_a_matrix_of_low_rank_is_kept_whole_and_a_zero_one_is_zero() -> None:
+    g = torch.Generator().manual_seed(0)
+    residual = torch.randn(80, 3, generator=g) @ torch.randn(3, 128, generator=g)
+    low = svd_lowrank(residual, 16, torch.float16)
+    assert energy_share(residual, residual - low.product()) > 0.999999
+    nothing = svd_lowrank(torch.zeros(80, 128), 16, torch.float16)
+    assert not nothing.up.any()
+    assert not nothing.down.any()
+
+
+def test_energy_share_is_measured() -> None:
+    residual = weights(96, 160)
+    share = energy_share(residual, residual - svd_lowrank(residual, 16, torch.float16).product())
+    total = float(residual.double().square().sum())
+    assert share == pytest.approx(1 - optimum(residual, 16) / total, abs=1e-4)
+    assert energy_share(torch.zeros(4, 4), torch.zeros(4, 4)) == 0.0
+
+
+def test_the_same_matrix_gives_the_same_bytes() -> None:
+    first, second = (svd_lowrank(weights(96, 160), 16, torch.float16) for _ in range(2))
+    assert torch.equal(first.up, second.up)
+    assert torch.equal(first.down, second.down)
