@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import torch
 
 from omniw4 import int4
 from omniw4.config import Recipe
 from omniw4.tensors import LinearSpec, LinearStats
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a plan asks about a linear."""
+
+    out_features: int
+    in_features: int
+    bias: bool = False
 
 
 def inputs(tokens: int, k: int, seed: int = 0) -> torch.Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quantize_problems import best_codes, inputs, naive_gptq, weights
 
 from omniw4 import int4
 from omniw4.quantize.gptq import factorise, gptq
 from omniw4.quantize.layer import relative_error
 from omniw4.quantize.scales import round_to_nearest
-from quantize_problems import best_codes, inputs, naive_gptq, weights
 
 
 def hessian_of(x: torch.Tensor) -> torch.Tensor:

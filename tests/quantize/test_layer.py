@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
+from quantize_problems import inputs, spec_of, stats_of, weights
 
 from omniw4 import config, int4
 from omniw4.config import Recipe
 from omniw4.errors import NonFiniteError, StatsError
 from omniw4.quantize.layer import Linear, quantize_group, quantize_layer
 from omniw4.tensors import LayerReport, LinearStats, QuantizedLinear
-from quantize_problems import inputs, spec_of, stats_of, weights
 
 RECIPES = ["seed", "default", "rtn"]
 
@@ -95,7 +96,7 @@ def test_the_best_round_is_kept_and_rounds_end_when_the_error_rises(name: str) -
     _, report = run(w, recipe_of(name, rounds=12), x)
     errors = report.rounds
     assert report.best_round == min(range(len(errors)), key=errors.__getitem__)
-    falls = [after < before for before, after in zip(errors, errors[1:], strict=False)]
+    falls = [after < before for before, after in itertools.pairwise(errors)]
     assert all(falls[:-1]), errors
     assert len(errors) > 1
     for rounds in (1, len(errors)):

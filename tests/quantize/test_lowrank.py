@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quantize_problems import weights
 
 from omniw4.quantize.lowrank import energy_share, svd_lowrank
-from quantize_problems import weights
 
 SHAPES = [(96, 160), (160, 96), (64, 64), (8, 192)]
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import pytest
 import torch
+from quantize_problems import Shape, inputs, stats_of, weights
 
 from omniw4 import config
 from omniw4.config import Recipe
@@ -14,8 +15,6 @@ from omniw4.quantize import layer as layer_module
 from omniw4.quantize.pipeline import Progress, WeightSource, quantize_model
 from omniw4.quantize.plan import Plan, make_plan
 from omniw4.tensors import LayerReport, LinearStats, QuantizedLinear
-from quantize_problems import inputs, stats_of, weights
-from test_plan import Shape
 
 SHAPES = {
     "b.0.q": Shape(64, 128, bias=True),

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from quantize_problems import Shape, inputs, stats_of, weights
 
 from omniw4 import config
 from omniw4.config import Recipe
 from omniw4.errors import PatternError, PlanError
 from omniw4.quantize.layer import quantize_layer
 from omniw4.quantize.plan import Plan, make_plan
-from quantize_problems import inputs, stats_of, weights
-
-
-@dataclass(frozen=True)
-class Shape:
-    out_features: int
-    in_features: int
-    bias: bool = False
 
 
 def model(k: int = 128) -> dict[str, Shape]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quantize_problems import weights
 
 from omniw4 import int4
 from omniw4.quantize.scales import SHRINK_GRID, group_scales, round_to_grid, round_to_nearest
-from quantize_problems import weights
 
 
 def test_absmax_is_the_rule_of_int4() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quantize_problems import inputs, weights
 
 from omniw4.hadamard import hadamard64
 from omniw4.quantize.rotate import transform_hessian, transform_weight
 from omniw4.quantize.smooth import smoothing_vector
-from quantize_problems import inputs, weights
 
 
 @pytest.mark.parametrize("rotation", ["none", "hadamard64"])
