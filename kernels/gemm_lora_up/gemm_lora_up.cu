@@ -1,0 +1,58 @@
+// gemm_lora_up: checks, and the choice of an epilogue.
+#include "../common/launch.h"
+
+namespace omniw4 {
+
+namespace gemm {
+Status launch_plain_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_residual_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_swiglu_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_qknorm_rope_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+}  // namespace gemm
+
+namespace {
+
+Status check_heads(const GemmLoraUpParams& p) {
+    const QkNormRopeParams& h = p.heads;
+    if (h.head_dim != 64 && h.head_dim != 128) return Status::kUnsupported;
+    if (h.q_heads < 1 || h.kv_heads < 1 || h.table_rows < 0 || p.out_features % h.head_dim != 0 ||
+        static_cast<int64_t>(h.q_heads + h.kv_heads) * h.head_dim > p.out_features) {
+        return Status::kBadShape;
+    }
+    if (h.cos == nullptr || h.sin == nullptr || h.positions == nullptr) return Status::kMissing;
+    return aligned16(h.q_weight) && aligned16(h.k_weight) ? Status::kOk : Status::kMisaligned;
+}
+
+Status check(const GemmLoraUpParams& p) {
+    if (p.rows < 0 || p.rows > (int64_t{1} << 31)) return Status::kBadShape;
+    if (p.out_features <= 0 || p.out_features % 8 != 0) return Status::kBadShape;
+    if (p.in_features <= 0 || p.in_features % kGroup != 0) return Status::kBadShape;
+    if (p.rank < 0 || p.rank > kMaxRank || p.rank % kRowTile != 0) return Status::kBadShape;
+    if (p.tile != 0 && p.tile != 16 && p.tile != 128) return Status::kUnsupported;
+    if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return Status::kUnsupported;
+    const bool complete = p.rows == 0 || (p.qact != nullptr && p.a_scales != nullptr && p.y != nullptr);
+    if (!complete || p.qweight == nullptr || p.w_scales == nullptr) return Status::kMissing;
+    if (p.rank > 0 && p.rows > 0 && (p.lora_act == nullptr || p.proj_up == nullptr)) return Status::kMissing;
+    if (p.epilogue == Epilogue::kResidual && p.rows > 0 && p.residual == nullptr) return Status::kMissing;
+    const void* pointers[] = {p.qact,    p.a_scales, p.qweight,  p.w_scales, p.lora_act,
+                              p.proj_up, p.bias,     p.residual, p.y};
+    for (const void* pointer : pointers) {
+        if (!aligned16(pointer)) return Status::kMisaligned;
+    }
+    return p.epilogue == Epilogue::kQkNormRope && p.rows > 0 ? check_heads(p) : Status::kOk;
+}
+
+}  // namespace
+
+Status launch_gemm_lora_up(const GemmLoraUpParams& p, cudaStream_t stream) {
+    if (const Status status = check(p); status != Status::kOk || p.rows == 0) return status;
+    switch (p.epilogue) {
+        case Epilogue::kPlain: return gemm::launch_plain_sm80(p, stream);
+        case Epilogue::kResidual: return gemm::launch_residual_sm80(p, stream);
+        case Epilogue::kSwiglu: return gemm::launch_swiglu_sm80(p, stream);
+        case Epilogue::kQkNormRope: return gemm::launch_qknorm_rope_sm80(p, stream);
+    }
+    return Status::kUnsupported;
+}
+
+}  // namespace omniw4

@@ -1,0 +1,134 @@
+// The C++ interface of the kernels: plain structs of pointers and sizes, a stream in, a status out.
+//
+// Nothing here or below knows torch. A kernel never allocates, never synchronises and never changes the current
+// device. Shapes: M rows (tokens), K in_features, N out_features, R rank, G = 64 group size; M', N', R' are M, N, R
+// rounded up to 16, 128 and 16. All pointers are device pointers, aligned to 16 bytes unless a comment says otherwise.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <cstdint>
+#include <vector>
+
+namespace omniw4 {
+
+constexpr int kGroup = 64;
+constexpr int kRowTile = 16;       // M' and R' are multiples of it: m and k of mma.m16n8k16, m of mma.m16n8k64
+constexpr int kColumnBlock = 128;  // N' is a multiple of it
+constexpr int kMaxRank = 256;
+
+enum class Status : int32_t {
+    kOk = 0,
+    kBadShape,      // a size the kernel cannot run: see the comment of the field
+    kMisaligned,    // a pointer or a row stride that is not a multiple of 16 bytes
+    kMissing,       // a pointer that this combination of options needs is null
+    kUnsupported,   // dtype, width, head size or layout without a compiled kernel
+    kLaunchFailed,  // cudaGetLastError() says what
+};
+
+enum class DType : int32_t { kFloat16 = 0, kBFloat16 = 1 };
+
+// Where codes and scales lie; docs/mma-layouts.md draws the second.
+enum class Layout : int32_t {
+    kCanonical = 0,        // qact [M, K/2] nibbles, [M, K] int8 or [M, K] dtype; a_scales [M, K/64] or [M, 1]
+    kMmaS4 = 1,            // qact [M'/16, K/64, 32, 16] bytes, a_scales [K/64, M']; 4-bit only
+    kTransposedScales = 2  // qact as canonical, a_scales [K/64, M'] or [1, M']: families that widen nibbles to bytes
+};
+
+// y[m] = 1 / sqrt(mean(x[m]^2) + eps), in FP32.
+struct InvRmsParams {
+    const void* x;   // [M, K], rows row_stride elements apart; aligned to 2 bytes
+    float* inv_rms;  // [M], aligned to 4 bytes
+    int64_t rows, cols, row_stride;
+    float eps;
+    DType dtype;
+};
+
+// x' = rotate(smooth(norm(x))); codes and scales of x', and x' times proj_down.
+struct QuantizeLoraDownParams {
+    const void* x;            // [M, K], rows row_stride elements apart
+    const float* inv_rms;     // [M] or null: no RMSNorm; aligned to 4 bytes
+    const void* norm_weight;  // [K], with inv_rms
+    const float* inv_smooth;  // [K] or null
+    const void* proj_down;    // [K, R'] row-major, or null when R' = 0
+    void* qact;               // see Layout
+    void* a_scales;           // FP16, see Layout; not written for 16-bit activations
+    float* lora_act;          // [M, R'] row-major, or null when R' = 0
+    int64_t rows, row_stride;
+    int32_t cols;      // multiple of 64
+    int32_t rank;      // R', multiple of 16, at most 256
+    int32_t act_bits;  // 4 (per token and group), 8 (per token) or 16 (x' itself)
+    double clip;       // fraction of absmax that the grid spans
+    bool rotate;       // multiply each group by H64
+    Layout layout;
+    DType dtype;
+};
+
+// Row-major FP32 low-rank activations to the A operand of mma.m16n8k16 in dtype.
+struct PackLoraActParams {
+    const float* lora_act;  // [M, R], aligned to 4 bytes
+    void* packed;           // [M'/16, R'/16, 32, 8]; what lies past M and R becomes 0
+    int64_t rows;
+    int32_t rank;  // R, not rounded
+    DType dtype;
+};
+
+// Query and key heads of each row: RMSNorm over the head, then rotary embedding (halves of a head are the pairs).
+struct QkNormRopeParams {
+    void* qkv;                 // [M, >= (q_heads + kv_heads) * head_dim], rows row_stride elements apart; in place
+    const void* q_weight;      // [head_dim], or null: no norm
+    const void* k_weight;      // the same
+    const float* cos;          // [table_rows, head_dim/2]
+    const float* sin;          // the same
+    const int64_t* positions;  // [M]; outside the table: that row's heads become NaN. Aligned to 8 bytes
+    int64_t rows, row_stride, table_rows;
+    int32_t q_heads, kv_heads, head_dim;  // head_dim 64 or 128
+    float eps;
+    DType dtype;
+};
+
+enum class Epilogue : int32_t {
+    kPlain = 0,       // y[M, N] = acc
+    kResidual = 1,    // y[M, N] = acc + residual
+    kSwiglu = 2,      // y[M, N/2] = silu(acc[:, 2j]) * acc[:, 2j+1]
+    kQkNormRope = 3,  // y[M, N] = acc rounded to dtype, then as QkNormRopeParams says
+};
+
+// acc = sum over groups of (qact . qweight) * a_scale * w_scale + lora_act * proj_up^T + bias, in FP32.
+struct GemmLoraUpParams {
+    const void* qact;      // Layout::kMmaS4
+    const void* a_scales;  // Layout::kMmaS4
+    const void* qweight;   // [N'/128, K/64, 8, 32, 16] bytes
+    const void* w_scales;  // [N'/128, K/64, 128] FP16
+    const void* lora_act;  // FP32 [M, R'], or packed (PackLoraActParams), or null when R' = 0
+    const void* proj_up;   // [N', R'], or null when R' = 0
+    const void* bias;      // [N] or null
+    const void* residual;  // [M, N], for kResidual
+    void* y;
+    QkNormRopeParams heads;  // for kQkNormRope: all but qkv, rows, row_stride and dtype
+    int64_t rows;
+    int32_t out_features;  // N, multiple of 8; of head_dim for kQkNormRope
+    int32_t in_features;   // K, multiple of 64
+    int32_t rank;          // R', multiple of 16, at most 256
+    bool lora_act_packed;
+    int32_t tile;  // rows a block owns: 16 or 128; 0: chosen by shape. The result does not depend on it
+    Epilogue epilogue;
+    DType dtype;
+};
+
+Status launch_inv_rms(const InvRmsParams& params, cudaStream_t stream);
+Status launch_quantize_lora_down(const QuantizeLoraDownParams& params, cudaStream_t stream);
+Status launch_pack_lora_act(const PackLoraActParams& params, cudaStream_t stream);
+Status launch_qknorm_rope(const QkNormRopeParams& params, cudaStream_t stream);
+Status launch_gemm_lora_up(const GemmLoraUpParams& params, cudaStream_t stream);
+
+// One compiled kernel, for reports and for loading everything before a graph is captured.
+struct KernelInfo {
+    const char* name;  // as the compiler spells it
+    const void* function;
+    int threads;
+    int dynamic_shared_bytes;
+};
+
+const std::vector<KernelInfo>& compiled_kernels();
+
+}  // namespace omniw4

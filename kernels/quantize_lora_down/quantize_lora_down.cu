@@ -1,0 +1,42 @@
+// quantize_lora_down: checks, and the choice of a compiled kernel.
+#include "../common/fragment.cuh"
+#include "../common/launch.h"
+
+namespace omniw4 {
+
+namespace quantize {
+template <int kBits>
+Status launch_width(const QuantizeLoraDownParams& p, cudaStream_t stream);
+template <>
+Status launch_width<4>(const QuantizeLoraDownParams& p, cudaStream_t stream);
+template <>
+Status launch_width<8>(const QuantizeLoraDownParams& p, cudaStream_t stream);
+template <>
+Status launch_width<16>(const QuantizeLoraDownParams& p, cudaStream_t stream);
+}  // namespace quantize
+
+Status launch_quantize_lora_down(const QuantizeLoraDownParams& p, cudaStream_t stream) {
+    if (p.rows < 0 || p.rows > (int64_t{1} << 31) || p.cols <= 0 || p.cols % kGroup != 0) return Status::kBadShape;
+    if (p.rank < 0 || p.rank > kMaxRank || p.rank % kRowTile != 0) return Status::kBadShape;
+    if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return Status::kUnsupported;
+    if (p.layout == Layout::kMmaS4 && p.act_bits != 4) return Status::kUnsupported;
+    if (p.layout != Layout::kCanonical && p.act_bits == 16) return Status::kUnsupported;
+    if (p.rows == 0) return Status::kOk;
+    if (p.x == nullptr || p.qact == nullptr || (p.inv_rms != nullptr && p.norm_weight == nullptr)) {
+        return Status::kMissing;
+    }
+    if (p.act_bits != 16 && p.a_scales == nullptr) return Status::kMissing;
+    if (p.rank > 0 && (p.proj_down == nullptr || p.lora_act == nullptr)) return Status::kMissing;
+    const bool aligned = aligned16(p.x) && p.row_stride % 8 == 0 && aligned16(p.norm_weight) &&
+                         aligned16(p.inv_smooth) && aligned16(p.proj_down) && aligned16(p.qact) &&
+                         aligned16(p.lora_act);
+    if (!aligned) return Status::kMisaligned;
+    switch (p.act_bits) {
+        case 4: return quantize::launch_width<4>(p, stream);
+        case 8: return quantize::launch_width<8>(p, stream);
+        case 16: return quantize::launch_width<16>(p, stream);
+    }
+    return Status::kUnsupported;
+}
+
+}  // namespace omniw4

@@ -1,0 +1,356 @@
+// quantize_lora_down: a block of eight warps owns sixteen whole rows; warp w takes groups w, w + 8, ... of K.
+//
+// A lane holds, of rows g and g + 8, columns 8t..8t+7 and 32+8t..32+8t+7 of the group: just what it must hand to
+// mma.m16n8k64, so codes leave as one 16-byte store a lane, and just four neighbours exchange values for H64 and absmax.
+// For x' * proj_down the same sixteen values are operand A of four mma.m16n8k16; which column sits in which slot of k
+// is free as long as B agrees, and ldmatrix takes its rows from anywhere.
+//
+// Each warp sums the low-rank product over its own groups, and the eight sums are added in the order of the warps:
+// no atomics, and nothing depends on the rows beside.
+#pragma once
+
+#include "../common/fragment.cuh"
+#include "../common/hadamard.cuh"
+#include "../common/int4.cuh"
+#include "../common/launch.h"
+#include "../common/scalar.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/ldmatrix.cuh"
+#include "../ptx/mma_f16.cuh"
+
+namespace omniw4::quantize {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kStageBytes = kGroup * kRowTile * 2;  // 64 rows of proj_down, 16 columns
+constexpr int kTilesAtOnce = 4;                     // n16 tiles reduced between two barriers
+
+// Sixteen values a lane of rows g (0) and g + 8 (1).
+using RowPair = float[2][16];
+
+// What the kernel needs to turn raw elements into x'.
+template <class T>
+struct Transform {
+    const QuantizeLoraDownParams& p;
+    int64_t row[2];
+    float inv_rms[2];
+
+    __device__ __forceinline__ Transform(const QuantizeLoraDownParams& params, const Lane& lane) : p(params) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            row[i] = static_cast<int64_t>(blockIdx.x) * kRowTile + lane.g + 8 * i;
+            inv_rms[i] = p.inv_rms != nullptr && row[i] < p.rows ? p.inv_rms[row[i]] : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void load(int group, const Lane& lane, uint4 (&raw)[2][2]) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const T* x = static_cast<const T*>(p.x) + row[i] * p.row_stride + group * kGroup + lane.t * 8;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                raw[i][h] = row[i] < p.rows ? *reinterpret_cast<const uint4*>(x + h * 32) : make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void apply(int group, const Lane& lane, const uint4 (&raw)[2][2], RowPair& v) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) unpack8<T>(raw[i][h], v[i] + 8 * h);
+        }
+        const int column = group * kGroup + lane.t * 8;
+        if (p.inv_rms != nullptr) {
+            const T* weight = static_cast<const T*>(p.norm_weight) + column;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float w[8];
+                unpack8<T>(*reinterpret_cast<const uint4*>(weight + h * 32), w);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) {
+                        const float n = round_to<T>(__fmul_rn(v[i][8 * h + j], inv_rms[i]));
+                        v[i][8 * h + j] = round_to<T>(__fmul_rn(n, w[j]));
+                    }
+                }
+            }
+        }
+        if (p.inv_smooth != nullptr) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+#pragma unroll
+                for (int q = 0; q < 2; ++q) {
+                    const float4 s = *reinterpret_cast<const float4*>(p.inv_smooth + column + h * 32 + q * 4);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        float* u = v[i] + 8 * h + 4 * q;
+                        u[0] = __fmul_rn(u[0], s.x);
+                        u[1] = __fmul_rn(u[1], s.y);
+                        u[2] = __fmul_rn(u[2], s.z);
+                        u[3] = __fmul_rn(u[3], s.w);
+                    }
+                }
+            }
+        }
+        if (p.rotate) {
+            hadamard64(v[0], lane.t);
+            hadamard64(v[1], lane.t);
+        }
+    }
+};
+
+// Where a lane's part of a group goes.
+template <class T>
+struct Output {
+    const QuantizeLoraDownParams& p;
+    int64_t padded_rows;
+
+    __device__ __forceinline__ explicit Output(const QuantizeLoraDownParams& params)
+        : p(params), padded_rows(round_up(params.rows, kRowTile)) {}
+
+    __device__ __forceinline__ void store_scale(int64_t row, int group, int groups, __half scale) const {
+        __half* scales = static_cast<__half*>(p.a_scales);
+        if (p.layout != Layout::kCanonical) {
+            scales[group * padded_rows + row] = scale;  // rows past M too: the GEMM reads whole tiles
+        } else if (row < p.rows) {
+            scales[row * groups + group] = scale;
+        }
+    }
+
+    __device__ __forceinline__ void store_s4(const int64_t (&row)[2], int group, const Lane& lane,
+                                             const uint32_t (&word)[2][2]) const {
+        const int groups = p.cols / kGroup;
+        if (p.layout == Layout::kMmaS4) {
+            const int64_t tile = static_cast<int64_t>(blockIdx.x) * groups + group;
+            static_cast<uint4*>(p.qact)[tile * kWarp + lane.index] =
+                make_uint4(word[0][0], word[1][0], word[0][1], word[1][1]);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (row[i] >= p.rows) continue;
+            uint32_t* out = static_cast<uint32_t*>(p.qact) + (row[i] * groups + group) * 8 + lane.t;
+            out[0] = word[i][0];
+            out[4] = word[i][1];
+        }
+    }
+
+    __device__ __forceinline__ void store_s8(int64_t row, int group, const Lane& lane, const float (&v)[16],
+                                             float inverse) const {
+        if (row >= p.rows) return;
+        uint2* out = reinterpret_cast<uint2*>(static_cast<int8_t*>(p.qact) + row * p.cols + group * kGroup);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            out[h * 4 + lane.t] = make_uint2(encode_s8x4(v + 8 * h, inverse), encode_s8x4(v + 8 * h + 4, inverse));
+        }
+    }
+
+    __device__ __forceinline__ void store_16(int64_t row, int group, const Lane& lane, const float (&v)[16]) const {
+        if (row >= p.rows) return;
+        uint4* out = reinterpret_cast<uint4*>(static_cast<T*>(p.qact) + row * p.cols + group * kGroup);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) out[h * 4 + lane.t] = pack8<T>(v + 8 * h);
+    }
+};
+
+// proj_down, one warp's staging buffer: rows of a group, sixteen columns, double-buffered. The 16-byte halves of the
+// rows are swizzled so that the eight rows {0, 1} + 8t that one ldmatrix phase reads lie in different banks.
+struct ProjDownTile {
+    static __device__ __forceinline__ uint32_t offset(int row, int half) {
+        const int block = row / 8;
+        const int unit = (row * 2 + half) ^ ((block & 1) | ((block & 2) << 1));
+        return unit * 16;
+    }
+
+    template <class T>
+    static __device__ __forceinline__ void fetch(uint32_t buffer, const QuantizeLoraDownParams& p, int group, int tile,
+                                                 const Lane& lane) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = i * 16 + lane.index / 2, half = lane.index % 2;
+            const T* source = static_cast<const T*>(p.proj_down) +
+                              (static_cast<int64_t>(group) * kGroup + row) * p.rank + tile * kRowTile + half * 8;
+            ptx::cp_async_16(buffer + offset(row, half), source, true);
+        }
+    }
+
+    // Operand B of k16 step s for the two n8 tiles: slots 2t, 2t+1 hold columns 32(s/2) + 8t + 4(s%2) + {0, 1} of the
+    // group, slots 2t+8, 2t+9 the next two.
+    static __device__ __forceinline__ void operand(uint32_t buffer, int step, const Lane& lane, uint32_t (&b)[4]) {
+        const int matrix = lane.index / 8, slot = lane.index % 8;
+        const int row = step / 2 * 32 + slot / 2 * 8 + step % 2 * 4 + matrix % 2 * 2 + slot % 2;
+        ptx::ldmatrix_x4_trans(b, buffer + offset(row, matrix / 2));
+    }
+};
+
+template <class T, int kBits, int kTiles>
+__global__ void __launch_bounds__(kThreads)
+    quantize_lora_down_kernel(const __grid_constant__ QuantizeLoraDownParams p, const float factor) {
+    // Two staging buffers a warp, later the partial sums of kTilesAtOnce n16 tiles from every warp.
+    constexpr int kSharedBytes = kTiles > 0 ? kWarps * 2 * kStageBytes : 16;
+    static_assert(kTiles == 0 || kSharedBytes >= kWarps * kTilesAtOnce * kWarp * 8 * 4);
+    __shared__ __align__(128) uint8_t shared[kSharedBytes];
+    __shared__ float row_absmax[kBits == 8 ? kWarps : 1][kRowTile];
+
+    const Lane lane;
+    const int warp = threadIdx.x / kWarp, groups = p.cols / kGroup;
+    const int first_tile = blockIdx.y * kTiles;
+    const int tiles = kTiles == 0 ? 0 : min(kTiles, p.rank / kRowTile - first_tile);
+    const bool owns_codes = blockIdx.y == 0;
+    const uint32_t stage = ptx::shared_address(shared) + warp * 2 * kStageBytes;
+    const Transform<T> transform(p, lane);
+    const Output<T> output(p);
+
+    float acc[kTiles > 0 ? kTiles : 1][2][4] = {};
+    float absmax[2] = {0.0f, 0.0f};
+    int buffer = 0;
+    uint4 raw[2][2];
+    if (warp < groups) {
+        transform.load(warp, lane, raw);
+        if constexpr (kTiles > 0) {
+            ProjDownTile::fetch<T>(stage, p, warp, first_tile, lane);
+            ptx::cp_async_commit();
+        }
+    }
+    for (int group = warp; group < groups; group += kWarps) {
+        RowPair v;
+        transform.apply(group, lane, raw, v);
+        const int next = group + kWarps;
+        if (next < groups) transform.load(next, lane, raw);
+
+        if constexpr (kBits == 4) {
+            uint32_t word[2][2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const __half scale = scale_from_absmax(max_over_quad(absmax16(v[i])), factor);
+                const float inverse = inverse_scale(scale);
+                word[i][0] = encode_s4x8(v[i], inverse);
+                word[i][1] = encode_s4x8(v[i] + 8, inverse);
+                if (owns_codes && lane.t == 0) output.store_scale(transform.row[i], group, groups, scale);
+            }
+            if (owns_codes) output.store_s4(transform.row, group, lane, word);
+        } else if constexpr (kBits == 8) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) absmax[i] = ptx::max_nan(absmax[i], absmax16(v[i]));
+        } else if (owns_codes) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) output.store_16(transform.row[i], group, lane, v[i]);
+        }
+
+        if constexpr (kTiles > 0) {
+            uint32_t a[4][4];
+#pragma unroll
+            for (int s = 0; s < 4; ++s) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    a[s][i] = Scalar<T>::pack(v[i][4 * s], v[i][4 * s + 1]);
+                    a[s][i + 2] = Scalar<T>::pack(v[i][4 * s + 2], v[i][4 * s + 3]);
+                }
+            }
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile) {
+                if (tile >= tiles) break;
+                const bool last = tile + 1 == tiles;
+                if (!last || next < groups) {
+                    ProjDownTile::fetch<T>(stage + (buffer ^ 1) * kStageBytes, p, last ? next : group,
+                                           first_tile + (last ? 0 : tile + 1), lane);
+                }
+                ptx::cp_async_commit();
+                ptx::cp_async_wait<1>();
+                __syncwarp();
+#pragma unroll
+                for (int s = 0; s < 4; ++s) {
+                    uint32_t b[4];
+                    ProjDownTile::operand(stage + buffer * kStageBytes, s, lane, b);
+                    ptx::mma_m16n8k16<T>(acc[tile][0], a[s], {b[0], b[1]});
+                    ptx::mma_m16n8k16<T>(acc[tile][1], a[s], {b[2], b[3]});
+                }
+                __syncwarp();  // the next fetch overwrites what other lanes may still read
+                buffer ^= 1;
+            }
+        }
+    }
+
+    if constexpr (kBits == 8) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            absmax[i] = max_over_quad(absmax[i]);
+            if (lane.t == 0) row_absmax[warp][lane.g + 8 * i] = absmax[i];
+        }
+        __syncthreads();
+        if (owns_codes) {
+            float inverse[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float m = row_absmax[0][lane.g + 8 * i];
+                for (int w = 1; w < kWarps; ++w) m = ptx::max_nan(m, row_absmax[w][lane.g + 8 * i]);
+                const __half scale = scale_from_absmax(m, factor);
+                inverse[i] = inverse_scale(scale);
+                if (warp == 0 && lane.t == 0) output.store_scale(transform.row[i], 0, 1, scale);
+            }
+            for (int group = warp; group < groups; group += kWarps) {
+                RowPair v;
+                transform.load(group, lane, raw);
+                transform.apply(group, lane, raw, v);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) output.store_s8(transform.row[i], group, lane, v[i], inverse[i]);
+            }
+        }
+    }
+
+    if constexpr (kTiles > 0) {
+        float4* partial = reinterpret_cast<float4*>(shared);  // [warp][tile][n8][lane]
+#pragma unroll
+        for (int first = 0; first < kTiles; first += kTilesAtOnce) {
+            if (first >= tiles) break;
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < kTilesAtOnce && first + i < kTiles; ++i) {
+#pragma unroll
+                for (int n8 = 0; n8 < 2; ++n8) {
+                    const float (&c)[4] = acc[first + i][n8];
+                    partial[((warp * kTilesAtOnce + i) * 2 + n8) * kWarp + lane.index] =
+                        make_float4(c[0], c[1], c[2], c[3]);
+                }
+            }
+            __syncthreads();
+            // Warp w adds up half a tile: n16 tile first + w/2, n8 tile w%2.
+            const int tile = first + warp / 2;
+            if (tile < tiles) {
+                float4 sum = partial[warp * kWarp + lane.index];
+                for (int w = 1; w < kWarps; ++w) {
+                    const float4 c = partial[(w * kTilesAtOnce * 2 + warp) * kWarp + lane.index];
+                    sum.x = __fadd_rn(sum.x, c.x);
+                    sum.y = __fadd_rn(sum.y, c.y);
+                    sum.z = __fadd_rn(sum.z, c.z);
+                    sum.w = __fadd_rn(sum.w, c.w);
+                }
+                const int column = (first_tile + tile) * kRowTile + warp % 2 * 8 + lane.t * 2;
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    if (transform.row[i] >= p.rows) continue;
+                    *reinterpret_cast<float2*>(p.lora_act + transform.row[i] * p.rank + column) =
+                        i == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
+                }
+            }
+        }
+    }
+}
+
+template <class T, int kBits, int kTiles>
+Status launch(const QuantizeLoraDownParams& p, cudaStream_t stream) {
+    const int qmax = kBits == 8 ? 127 : 7;
+    const auto factor = static_cast<float>(p.clip / qmax);
+    const auto blocks = static_cast<unsigned>(ceil_div(p.rows, kRowTile));
+    const unsigned passes = kTiles == 0 ? 1 : static_cast<unsigned>(ceil_div(p.rank / kRowTile, kTiles));
+    quantize_lora_down_kernel<T, kBits, kTiles><<<dim3(blocks, passes), kThreads, 0, stream>>>(p, factor);
+    return launch_status();
+}
+
+// Defined in quantize_lora_down_<width>.cu: the smallest compiled width that holds the rank, else several passes.
+template <int kBits>
+Status launch_width(const QuantizeLoraDownParams& p, cudaStream_t stream);
+
+}  // namespace omniw4::quantize

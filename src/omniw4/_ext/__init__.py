@@ -1,0 +1,1 @@
+"""Home of the compiled kernels, ``w4a4ops``; empty until ``make kernels`` has run."""
