@@ -5,14 +5,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_checkpoint import SIZES, make_tokenizer
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, Qwen3Config, Qwen3Model
 
 from omniw4.errors import DatasetError, UsageError
-from omniw4.model import LoadedModel
+from omniw4.model import LoadedModel, block_linears, find_linears
+from omniw4.runtime.swap import swap
+from omniw4.tensors import LinearSpec
 from omniw4.verify.evaluate import compare
 from omniw4.verify.heldout import prepare
+from tiny_checkpoint import SIZES, make_tokenizer, quantize_nearest
 
 WIDTH = SIZES["hidden_size"]
 
@@ -65,6 +67,20 @@ def test_heads_of_a_speech_model(hidden_file):
     assert (same.hidden_error, same.kl, same.argmax_agreement) == (0.0, 0.0, 1.0)
 
 
+def test_a_quantized_model_is_run_the_same_way(hidden_file):
+    """Its blocks hold no nn.Linear by which they could be found."""
+    a, b = seeded(Speech), seeded(Speech)
+    spec = LinearSpec(act_bits=16, rank=16)
+    with torch.no_grad():
+        linears = {p: quantize_nearest(m.weight, m.bias, spec) for p, m in block_linears(b).items()}
+    swap(b, linears)
+    assert not find_linears(b.llm)
+    data = prepare(loaded(a), str(hidden_file), 3, 512, None, None)
+    found = compare(data.forward(a), data.forward(b), data.items)
+    assert 0 < found.hidden_error < 0.05
+    assert found.rows == 3 * found.tokens
+
+
 def test_agreement_is_that_of_each_codebook(hidden_file):
     a, b = seeded(Speech), seeded(Speech)
     with torch.no_grad():
@@ -107,6 +123,15 @@ def test_a_model_without_any_head_has_its_hidden_states_compared():
     assert found.hidden_error > 0.1
     assert (found.kl, found.argmax_agreement, found.ratio) == (None, None, None)
     assert data.no_perplexity == "LlamaModel has no language head"
+
+
+def test_heads_that_do_not_predict_text_give_no_perplexity():
+    model = seeded(Speech)
+    data = prepare(loaded(model, make_tokenizer(adds_bos=True)), None, 2, 24, None, None)
+    found = compare(data.forward(model), data.forward(model), data.items)
+    assert found.rows == 3 * found.tokens == 3 * 2 * 23
+    assert found.ratio is None
+    assert data.no_perplexity == "Speech has no language head"
 
 
 def test_text_for_a_model_without_a_tokenizer_is_refused():

@@ -45,18 +45,21 @@ def bench_model(
 ) -> list[ModelRow]:
     """Rows for every shape: called as they are, and on a GPU also captured in one CUDA graph."""
     device = torch.device(device)
+    backbone = find_backbone(original)[0]  # in the quantized model the blocks hold no nn.Linear to find them by
     modes = ("eager", "graph") if device.type == "cuda" else ("eager",)
     cases = [(shape, mode) for shape in shapes for mode in modes]
     rows = []
     for done, ((batch, seq_len), mode) in enumerate(cases, start=1):
-        calls = [forward_call(model, batch, seq_len, device) for model in (quantized, original)]
+        calls = [forward_call(model, backbone, batch, seq_len, device) for model in (quantized, original)]
         rows.append(_row(calls, batch, seq_len, mode, device, path, warmup, repetitions))
         if on_progress is not None:
             on_progress(Progress("model", done, len(cases), f"{batch}x{seq_len} {mode}"))
     return rows
 
 
-def forward_call(model: nn.Module, batch: int, seq_len: int, device: torch.device) -> Callable[[], torch.Tensor]:
+def forward_call(
+    model: nn.Module, backbone_path: str, batch: int, seq_len: int, device: torch.device
+) -> Callable[[], torch.Tensor]:
     """A call that runs the model on fixed random tokens, or its backbone on random embeddings where it has no head.
 
     Returns:
@@ -68,7 +71,7 @@ def forward_call(model: nn.Module, batch: int, seq_len: int, device: torch.devic
         vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
         ids = torch.randint(0, vocabulary, (batch, seq_len), generator=generator).to(device)
         return lambda: model(input_ids=ids, use_cache=False).logits
-    backbone = find_backbone(model)[1]
+    backbone = model.get_submodule(backbone_path)
     parameter = next(backbone.parameters())
     width = int(backbone.config.hidden_size)  # type: ignore[union-attr, arg-type]
     embeddings = torch.randn(batch, seq_len, width, generator=generator).to(parameter)

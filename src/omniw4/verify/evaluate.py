@@ -176,11 +176,15 @@ def compare(
     return total
 
 
-def text_items(windows: torch.Tensor) -> list[Item]:
-    """Windows of text ``[S, L]`` int64 without padding as sequences: shifted labels, the last position not counted."""
+def text_items(windows: torch.Tensor, *, labelled: bool = True) -> list[Item]:
+    """Windows of text ``[S, L]`` int64 without padding as sequences: shifted labels, the last position not counted.
+
+    Args:
+        labelled: False for a model whose heads do not predict the next token.
+    """
     keep = torch.ones(windows.shape[1], dtype=torch.bool)
     keep[-1] = False
-    return [Item({"input_ids": ids[None], "use_cache": False}, keep, ids[1:]) for ids in windows]
+    return [Item({"input_ids": ids[None], "use_cache": False}, keep, ids[1:] if labelled else None) for ids in windows]
 
 
 def _timed(

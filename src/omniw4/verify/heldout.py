@@ -74,8 +74,8 @@ def _from_text(
     windows = make_windows(documents, source.tokenizer, count, seq_len, found["bos"]["token"])
     has_head = _output_embeddings(source.model) is not None
     return HeldOut(
-        text_items(windows.ids),
-        Forward if has_head else backbone_forward,
+        text_items(windows.ids, labelled=has_head),
+        Forward if has_head else backbone_forward(source.model),
         {"dataset": name, "text_sha256": found["text_sha256"], **windows.record},
         _compare_bos(calibrated, found["bos"]),
         "" if has_head else f"{type(source.model).__name__} has no language head",
@@ -109,18 +109,31 @@ def _from_hidden(model: nn.Module, hidden: HiddenSource, count: int, known: dict
     if fitting < count:
         warnings.append(f"{name!r} holds {fitting} of the {count} sequences asked for")
     bos = _compare_bos(known.get("bos", {}), hidden.fingerprint["bos"])
-    return HeldOut(items, backbone_forward, record, bos, "captured hidden states carry no labels", warnings)
+    return HeldOut(items, backbone_forward(model), record, bos, "captured hidden states carry no labels", warnings)
 
 
-def backbone_forward(model: nn.Module) -> Forward:
-    """Run the repeated blocks alone, then the model's heads when there is one linear that reads their output."""
-    path, backbone = find_backbone(model)
+def backbone_forward(original: nn.Module) -> Callable[[nn.Module], Forward]:
+    """How to run the repeated blocks alone, then the model's heads when one linear alone reads their output.
+
+    Args:
+        original: tells where the backbone and the heads are; in the quantized model the blocks hold no ``nn.Linear``
+            that could tell.
+    """
+    path, backbone = find_backbone(original)
     width = getattr(getattr(backbone, "config", None), "hidden_size", None)
     prefix = f"{path}." if path else ""
-    outside = [m for name, m in find_linears(model).items() if prefix and not name.startswith(prefix)]
-    heads = [linear for linear in outside if linear.in_features == width]
-    codebooks = getattr(getattr(model, "config", None), "num_audio_codebook", 1)
-    return Forward(backbone, heads[0] if len(heads) == 1 else None, codebooks)
+    heads = [
+        name
+        for name, linear in find_linears(original).items()
+        if prefix and not name.startswith(prefix) and linear.in_features == width
+    ]
+    codebooks = getattr(getattr(original, "config", None), "num_audio_codebook", 1)
+
+    def forward(model: nn.Module) -> Forward:
+        head = model.get_submodule(heads[0]) if len(heads) == 1 else None
+        return Forward(model.get_submodule(path), head, codebooks)
+
+    return forward
 
 
 def _output_embeddings(model: nn.Module) -> nn.Module | None:

@@ -184,18 +184,26 @@ def _same_source(checkpoint: Checkpoint, found: str) -> Gate:
 
 
 def _share_untouched(reference: nn.Module, quantized: nn.Module, paths: set[str]) -> Gate:
-    """Tensors that were not quantized must be those of the original, bit for bit; then one copy of them is kept."""
-    originals = {**dict(reference.named_parameters(remove_duplicate=False)), **dict(reference.named_buffers())}
+    """Tensors that were not quantized must be those of the original, bit for bit; then one copy of them is kept.
+
+    What the quantized model has in addition (a codec that comes with it) is not judged.
+    """
+    kept = _tensors(quantized)
     differing = []
-    for name, tensor in [*quantized.named_parameters(remove_duplicate=False), *quantized.named_buffers()]:
+    for name, original in _tensors(reference).items():
         if name.rpartition(".")[0] in paths:
             continue
-        original = originals.get(name)
-        if original is None or original.shape != tensor.shape or not torch.equal(original, tensor):
+        tensor = kept.get(name)
+        if tensor is None or original.shape != tensor.shape or not torch.equal(original, tensor):
             differing.append(name)
         else:
             tensor.data = original.data
     return holds("untouched_tensors", not differing, f"not as in the original: {_some(differing)}" if differing else "")
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    return {name: tensor for group in named for name, tensor in group}
 
 
 def _finish(result: VerifyResult, device: str) -> VerifyResult:
