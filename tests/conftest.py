@@ -29,8 +29,7 @@ def _why_no_gpu() -> str:
 
     if not torch.cuda.is_available():
         return "no CUDA device"
-    try:
-        import w4a4ops  # noqa: F401
-    except ImportError as e:
-        return f"the compiled kernels cannot be imported ({e}); run make kernels"
-    return ""
+    from omniw4.ops import extension
+
+    reason = extension.why_not_on(torch.device("cuda", 0))
+    return f"{reason}; run make kernels" if reason else ""

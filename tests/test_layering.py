@@ -17,7 +17,7 @@ KERNELS = ROOT / "kernels"
 
 # From the bottom up. A unit may import every tier below its own; inside a tier marked open, its neighbours too.
 TIERS: list[tuple[set[str], bool]] = [
-    ({"errors", "config", "patterns"}, True),
+    ({"errors", "config", "patterns", "_ext"}, True),
     ({"int4", "hadamard", "tensors"}, True),
     ({"storage", "model"}, True),
     ({"calibrate", "quantize", "checkpoint", "repack", "ops"}, False),
