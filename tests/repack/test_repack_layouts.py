@@ -236,7 +236,7 @@ def test_registry_holds_every_layout_under_its_own_name() -> None:
 def test_auto_chooses_by_architecture(arch: str, layout: str) -> None:
     capability = repack.parse_arch(arch)
     assert repack.auto(capability) == layout
-    assert f"packed {layout}" in repack.explain_auto(capability)
+    assert f"auto chose {layout}:" in repack.explain_auto(capability)
 
 
 def test_auto_without_a_gpu_is_the_layout_every_gpu_runs() -> None:

@@ -58,7 +58,7 @@ def auto(capability: Capability | None) -> str:
         raise UnsupportedGPUError(
             f"a GPU of compute capability {capability[0]}.{capability[1]} has none of the instructions omniw4 needs, "
             "8.0 or newer is wanted",
-            hint="leave the GPU out with `--device cpu`",
+            hint="the CPU of that machine can run it, with `--device cpu`",
         )
     if capability in _WGMMA:
         return wgmma_s8.LAYOUT
@@ -70,15 +70,15 @@ def explain_auto(capability: Capability | None) -> str:
     name = auto(capability)
     if capability is None:
         return (
-            f"no GPU here, packed {name}, which every supported GPU runs; "
-            "name the GPU it is for with `--arch`, such as `--arch 90`, for the fastest layout there"
+            f"auto chose {name}: no GPU here, and every supported GPU runs this one; "
+            "`--arch 90`, for example, packs what is fastest on that GPU"
         )
     why = {
         mma_s4.LAYOUT: "multiplies INT4 natively",
         mma_s8.LAYOUT: "multiplies INT8 natively and INT4 not",
         wgmma_s8.LAYOUT: "has warpgroup MMA",
     }[name]
-    return f"packed {name}: a GPU of compute capability {capability[0]}.{capability[1]} {why}"
+    return f"auto chose {name}: a GPU of compute capability {capability[0]}.{capability[1]} {why}"
 
 
 def parse_arch(arch: str) -> Capability:
