@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Ran, Run, environment, save_model
+from harness import CALIBRATE, Ran, Run, environment, save_model
 
 
 @pytest.fixture(scope="session")
@@ -64,9 +64,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(
         tmp_path_factory.mktemp("models") / "tiny-llama", "llama", attention_bias=True, tie_word_embeddings=False
     )
-
-
-CALIBRATE = ("--samples", 4, "--seq-len", 64)
 
 
 @pytest.fixture(scope="session")

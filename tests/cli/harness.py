@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN, LAYERS, VOCABULARY = 128, 3, 384
+CALIBRATE = ("--samples", 4, "--seq-len", 64)  # small enough for a test
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Ran:
     def failed(self, code: int, *words: str) -> None:
         """It ended with this code, one error sentence and no traceback; each word is in what it said."""
         assert self.code == code, self.stderr
-        assert self.stderr.count("error: ") == 1, self.stderr
+        assert sum(line.startswith("error: ") for line in self.stderr.splitlines()) == 1, self.stderr
         assert "Traceback" not in self.stderr
         for word in words:
             assert word in self.stderr, f"{word!r} is not in {self.stderr!r}"

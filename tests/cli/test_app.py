@@ -11,7 +11,6 @@ from harness import Run, environment
 from omniw4 import __version__
 from omniw4.errors import OmniW4Error, VerdictError
 
-
 VERBS = ["calibrate", "quantize", "repack", "verify", "bench", "inspect"]
 
 
@@ -56,9 +55,9 @@ def test_no_verb_shows_the_help(run: Run) -> None:
     [
         (["quantise"], "quantise"),
         (["quantize"], "MODEL"),
-        (["quantize", "m"], "--out"),
+        (["calibrate", "m"], "--out"),
         (["quantize", "m", "--out", "x", "--rnak", "8"], "--rnak"),
-        (["calibrate", "m", "--out", "x", "--samples", "many"], "many"),
+        (["calibrate", "m", "--out", "x", "--samples", "many"], "--samples"),
         (["calibrate", "m", "--out", "x", "--samples"], "--samples"),
         (["verify", "dir"], "--model"),
         (["inspect", "a", "b"], "b"),

@@ -7,16 +7,18 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from omniw4 import __version__
-from omniw4.cli import bench, calibrate, inspect, quantize, repack, verify
+from omniw4.cli import bench, calibrate, inspect, options, quantize, repack, verify
 from omniw4.cli.output import print_error
 from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, OmniW4Error
 
@@ -30,6 +32,18 @@ _OS_HINTS = {
     errno.EPERM: "check the permissions, or use a folder elsewhere",
 }
 
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Ctrl-C as an error of ours, before typer turns it into a silent exit; a verb may have said more already."""
+
+    @functools.wraps(command)
+    def wrapped(**arguments: Any) -> None:
+        with options.interruptible("nothing was written"):
+            command(**arguments)
+
+    return wrapped
+
+
 app = typer.Typer(
     name="omniw4",
     help="W4A4 quantization and inference for Qwen3-like models.",
@@ -38,12 +52,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(name="calibrate")(calibrate.command)
-app.command(name="quantize")(quantize.command)
-app.command(name="repack")(repack.command)
-app.command(name="verify")(verify.command)
-app.command(name="bench")(bench.command)
-app.command(name="inspect")(inspect.command)
+for _verb, _module in {
+    "calibrate": calibrate,
+    "quantize": quantize,
+    "repack": repack,
+    "verify": verify,
+    "bench": bench,
+    "inspect": inspect,
+}.items():
+    app.command(name=_verb)(_interruptible(_module.command))
 
 
 def _show_version(wanted: bool) -> None:
@@ -75,7 +92,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run the command line; returns the exit code, whatever happens."""
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="omniw4", standalone_mode=False)
         return code if isinstance(code, int) else EXIT_OK
     except BaseException as error:
         if os.environ.get("OMNIW4_DEBUG") == "1" and not isinstance(error, SystemExit | typer.Exit):

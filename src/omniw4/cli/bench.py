@@ -55,7 +55,7 @@ def command(
     from omniw4.bench.run import run
 
     options.check_device(device)
-    with options.interruptible("bench writes nothing"), output.progress("timing") as bar:
+    with output.progress("timing") as bar:
         result = run(
             directory,
             model,

@@ -55,12 +55,8 @@ def command(
     from omniw4 import model as models
 
     options.check_device(device)
-    with (
-        options.interruptible("nothing was written"),
-        storage.OutputFolder.begin(
-            out, {"verb": "calibrate"}, overwrite=overwrite or _only_a_torn_calibration(out)
-        ) as folder,
-    ):
+    replace = overwrite or _only_a_torn_calibration(out)
+    with storage.OutputFolder.begin(out, {"verb": "calibrate"}, overwrite=replace) as folder:
         data: TokenSet | HiddenSource
         if source is not None:
             data = calibrate.read_hidden(source, strict=strict)

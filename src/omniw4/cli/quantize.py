@@ -82,15 +82,15 @@ def command(
         "device": device.partition(":")[0],
         "dtype": dtype,
     }
-    with storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, resume=resume) as folder:
-        with options.interruptible(lambda: _kept(folder, len(plan.quantized))):
 
-            def load() -> LoadedModel:
-                return models.load(
-                    model, dtype=dtype, device="cpu", gguf_file=gguf_file, trust_remote_code=trust_remote_code
-                )
+    def load() -> LoadedModel:
+        return models.load(model, dtype=dtype, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
 
-            document, text = _quantize(load, folder, plan, recipe, found, shard_size, device, output)
+    with (
+        storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, resume=resume) as folder,
+        options.interruptible(lambda: _kept(folder, len(plan.quantized))),
+    ):
+        document, text = _quantize(load, folder, plan, recipe, found, shard_size, device, output)
     output.result(text.replace("OUT", str(out), 1), {"out": str(out), **document})
 
 

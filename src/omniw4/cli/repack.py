@@ -33,11 +33,10 @@ def command(
 
     capability = repack.parse_arch(arch) if arch else options.gpu_capability()
     name = repack.auto(capability) if layout == "auto" else repack.get(layout).LAYOUT
-    with options.interruptible("nothing was written"):
-        checkpoint = Checkpoint.open(directory)
-        removed = cache.delete_stale(directory, checkpoint.hash) if prune else []
-        with output.progress("repacking") as bar:
-            report = cache.write(directory, checkpoint, name, overwrite=overwrite, on_progress=bar.step)
+    checkpoint = Checkpoint.open(directory)
+    removed = cache.delete_stale(directory, checkpoint.hash) if prune else []
+    with output.progress("repacking") as bar:
+        report = cache.write(directory, checkpoint, name, overwrite=overwrite, on_progress=bar.step)
     if layout == "auto":
         output.note(repack.explain_auto(capability))
     for entry in removed:

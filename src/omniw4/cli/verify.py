@@ -59,7 +59,7 @@ def command(
     from omniw4.verify.run import run
 
     options.check_device(device)
-    with options.interruptible("verify writes nothing"), output.progress("verifying") as bar:
+    with output.progress("verifying") as bar:
         result = run(
             directory,
             model,
