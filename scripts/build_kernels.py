@@ -25,7 +25,7 @@ from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import ptxas_report  # noqa: E402
+import ptxas_report
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "kernels"
@@ -121,7 +121,10 @@ def compile_one(command: list[str], source: Path, headers: str) -> tuple[Path, s
     target = BUILD / f"{source.stem}-{key}.o"
     log = target.with_suffix(".log")
     if not (target.is_file() and log.is_file()):
-        for stale in [*BUILD.glob(f"{source.stem}-????????????????.o"), *BUILD.glob(f"{source.stem}-????????????????.log")]:
+        for stale in [
+            *BUILD.glob(f"{source.stem}-????????????????.o"),
+            *BUILD.glob(f"{source.stem}-????????????????.log"),
+        ]:
             stale.unlink()
         done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
         messages = done.stdout + done.stderr

@@ -120,7 +120,10 @@ def with_launch(kernel: Kernel, launch: Mapping[str, Any] | None) -> Kernel:
     shared = kernel.shared_bytes + launch["dynamic_shared_bytes"]
     threads = launch["threads"]
     return replace(
-        kernel, threads=threads, shared_bytes=shared, blocks=resident_blocks(kernel.arch, kernel.registers, shared, threads)
+        kernel,
+        threads=threads,
+        shared_bytes=shared,
+        blocks=resident_blocks(kernel.arch, kernel.registers, shared, threads),
     )
 
 

@@ -1,0 +1,130 @@
+"""compute-sanitizer over a small set of kernel calls: memcheck, racecheck, initcheck, synccheck. Needs a GPU.
+
+Each tool runs this file again with ``--calls``. torch's caching allocator is off there, so that every tensor is an
+allocation of its own and a read past its end is seen; inputs are made on the CPU and copied, so that initcheck knows
+them as written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+FOUND = 86  # exit code of a run in which the tool reported something
+# M, N, K, R: a small tile with tails and an odd number of groups; a large tile with tails; heads
+LINEARS = ((5, 72, 192, 16), (129, 2504, 192, 48), (17, 256, 64, 0))
+
+
+def calls() -> None:
+    """Every kernel at least once, in both dtypes."""
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1] / part) for part in ("src", "tests")]
+    import torch
+
+    from omniw4 import ops, repack
+    from problems import make_input, make_linear
+
+    device = torch.device("cuda", 0)
+    for dtype in (torch.float16, torch.bfloat16):
+        for m, n, k, rank in LINEARS:
+            linear = make_linear(n, k, rank, dtype=dtype)
+            packed = {name: tensor.to(device) for name, tensor in repack.get("mma_s4").pack(linear).items()}
+            x = make_input(m, k, dtype)
+            weight, residual = torch.ones(k, dtype=dtype).to(device), torch.ones(m, n, dtype=dtype).to(device)
+            smooth = torch.full((k,), 0.5).to(device)
+            rms, x = ops.inv_rms_ref(x, 1e-6).to(device), x.to(device)
+            ops.inv_rms(x, 1e-6)
+            down, up = packed.get("proj_down"), packed.get("proj_up")
+            for act_bits, layout in ((4, "canonical"), (8, "canonical"), (16, "canonical"), (8, "mma_s8")):
+                ops.quantize_lora_down(x, down, smooth, rms, weight, "hadamard64", act_bits, 0.95, layout)
+            qact, scales, low = ops.quantize_lora_down(x, down, smooth, None, None, "hadamard64", 4, 0.95, "mma_s4")
+            bias = packed["bias"][:n].clone()
+            variants = [low, ops.pack_lora_act(low, dtype)] if rank else [None]
+            for lora_act in variants:
+                for epilogue in ("plain", "residual", "swiglu"):
+                    y = ops.gemm_lora_up(
+                        qact, scales, packed["qweight"], packed["w_scales"], lora_act, up, bias,
+                        residual if epilogue == "residual" else None, m, n, 4, epilogue, dtype, "mma_s4",
+                    )  # fmt: skip
+                    assert y.cpu().isfinite().all()
+        heads(dtype, device)
+    torch.cuda.synchronize()
+    print("every call came back")
+
+
+def heads(dtype: object, device: object) -> None:
+    import torch
+
+    from omniw4 import ops, repack
+    from problems import make_input, make_linear
+
+    for m, q_heads, kv_heads, head_dim in ((5, 2, 1, 64), (130, 24, 8, 128)):
+        n = (q_heads + 2 * kv_heads) * head_dim
+        linear = make_linear(n, 64, 16, dtype=dtype)  # type: ignore[arg-type]
+        packed = {name: tensor.to(device) for name, tensor in repack.get("mma_s4").pack(linear).items()}
+        cos, sin = (table.to(device) for table in ops.rope_tables(64, head_dim, 1e6))
+        positions = (torch.arange(m) % 64).to(device)
+        weight = torch.ones(head_dim, dtype=dtype).to(device)  # type: ignore[call-overload]
+        tables = (weight, weight, cos, sin, positions)
+        qkv = make_input(m, n, dtype).to(device)  # type: ignore[arg-type]
+        ops.qknorm_rope(qkv, *tables, q_heads, kv_heads, head_dim, 1e-6)
+        x = make_input(m, 64, dtype).to(device)  # type: ignore[arg-type]
+        acts = ops.quantize_lora_down(x, packed["proj_down"], None, None, None, "none", 4, 1.0, "mma_s4")
+        y = ops.gemm_qknorm_rope(
+            acts[0], acts[1], packed["qweight"], packed["w_scales"], acts[2], packed["proj_up"], None, *tables,
+            q_heads, kv_heads, head_dim, 1e-6, m, 4, dtype, "mma_s4",
+        )  # fmt: skip
+        assert y.cpu().isfinite().all()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--calls", action="store_true", help="make the calls, without a tool")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--json", type=Path, help="write the verdicts to this file")
+    args = parser.parse_args()
+    if args.calls:
+        calls()
+        return 0
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(sanitizer).is_file():
+        print("error: compute-sanitizer is not on PATH\n\nhint: it comes with the CUDA toolkit", file=sys.stderr)
+        return 2
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    verdicts = {}
+    for tool in args.tools:
+        command = [
+            sanitizer,
+            "--tool",
+            tool,
+            "--error-exitcode",
+            str(FOUND),
+            "--kernel-name",
+            "kernel_substring=omniw4",
+        ]
+        started = time.monotonic()
+        done = subprocess.run(
+            [*command, sys.executable, __file__, "--calls"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        verdicts[tool] = {"clean": done.returncode == 0, "seconds": round(time.monotonic() - started, 1)}
+        print(f"{tool}: {'clean' if done.returncode == 0 else 'NOT clean'} · {verdicts[tool]['seconds']} s")
+        if done.returncode:
+            verdicts[tool]["output"] = (done.stdout + done.stderr)[-6000:]
+            print(verdicts[tool]["output"])
+        if args.json:
+            args.json.write_text(json.dumps(verdicts, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(v["clean"] for v in verdicts.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
