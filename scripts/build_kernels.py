@@ -135,7 +135,7 @@ def compile_one(command: list[str], source: Path, headers: str) -> tuple[Path, s
 
 
 def link(tools: Toolchain, objects: list[Path]) -> None:
-    """The CUDA runtime is linked in statically, so the extension loads beside any torch and on machines without CUDA."""
+    """With the CUDA runtime inside, so that the extension loads beside any torch and on machines without CUDA."""
     EXTENSION.parent.mkdir(parents=True, exist_ok=True)
     target = EXTENSION.with_suffix(".tmp")
     lib = [f"-L{path}" for path in tools.lib]

@@ -27,6 +27,7 @@ from shapes import Shape, full, ids
 pytestmark = pytest.mark.gpu
 DTYPES = (torch.float16, torch.bfloat16)
 SHAPES = full()
+EPILOGUE_SHAPES = [Shape(1, 1024, 1024), Shape(61, 6144, 1024), Shape(705, 6144, 1024), Shape(33, 72, 320, 40)]
 
 
 def assert_bounded(found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
@@ -68,14 +69,15 @@ def test_the_largest_sums_are_exact() -> None:
     codes = torch.full((16, 256), -8, dtype=torch.int8, device=DEVICE)
     codes[3], codes[5, ::2] = 7, 7
     packed = int4.pack_nibbles(codes)
-    qact, scales = repack.get(LAYOUT).pack_activations(packed, torch.full((16, 4), 0.5, device=DEVICE).half())  # type: ignore[attr-defined]
-    linear = replace(linear_on_gpu(16, 256, 0, torch.float16, False), qweight=packed, w_scales=torch.full((16, 4), 0.5, device=DEVICE).half())  # fmt: skip
+    half = torch.full((16, 4), 0.5, device=DEVICE).half()
+    qact, scales = repack.get(LAYOUT).pack_activations(packed, half)  # type: ignore[attr-defined]
+    linear = replace(linear_on_gpu(16, 256, 0, torch.float16, False), qweight=packed, w_scales=half)
     y = gemm((qact, scales, qact), linear, torch.float16, tokens=16)
     assert_same(y, (codes.float() @ codes.float().T / 4).half(), "sums of the largest codes")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [Shape(1, 1024, 1024), Shape(61, 6144, 1024), Shape(705, 6144, 1024), Shape(33, 72, 320, 40)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("shape", EPILOGUE_SHAPES, ids=str)
 def test_epilogues(shape: Shape, dtype: torch.dtype) -> None:
     x, linear = for_shape(shape, dtype)
     acts = quantize(x, linear)
