@@ -9,7 +9,7 @@ transformers would only warn about a missing tensor, and go on with random numbe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from omniw4.checkpoint import Checkpoint
 from omniw4.checkpoint.header import TensorInfo
 from omniw4.checkpoint.reader import TORCH_DTYPES
 from omniw4.checkpoint.schema import PARTS
-from omniw4.errors import MissingTensorError, ModelError, RenamedTensorError, TensorShapeError
+from omniw4.errors import MissingTensorError, ModelError, RenamedTensorError, TensorShapeError, UnexpectedTensorError
 from omniw4.runtime.linear import W4A4Linear
 from omniw4.runtime.swap import nearest, replace
 from omniw4.tensors import LinearSpec, QuantizedLinear
@@ -77,6 +77,7 @@ def install(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises:
         TensorShapeError: a linear of another shape than the model's.
+        UnexpectedTensorError: a bias where the model has none.
         MissingTensorError, RenamedTensorError: tensors the model needs and the checkpoint does not have.
     """
     linears = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -96,9 +97,11 @@ def install(model: nn.Module, checkpoint: Checkpoint) -> None:
                 " describes",
                 hint="config.json and the tensors do not belong together",
             )
-        replacements[place] = _empty(path, checkpoint.specs[path], infos)
+        if stored.bias and linears[place].bias is None:
+            raise UnexpectedTensorError(f"tensor '{path}.bias' is there, the model its config.json describes has none")
+        replacements[place] = _empty(path, checkpoint.specs[path], infos, bias=linears[place].bias is not None)
     replace(model, replacements, kept={})
-    check_names(model, [*infos])
+    check_tensors(model, infos)
 
 
 def prepare(model: nn.Module, dtype: torch.dtype | None = None) -> None:
@@ -108,16 +111,47 @@ def prepare(model: nn.Module, dtype: torch.dtype | None = None) -> None:
             module.prepare(dtype=dtype)
 
 
-def check_names(model: nn.Module, names: list[str]) -> None:
+def check_tensors(model: nn.Module, stored: Mapping[str, TensorInfo]) -> None:
     """Compare the tensors a transformers model needs with those there are.
 
     Args:
-        names: of all tensors in the checkpoint, as stored; transformers' own renamings are applied to them.
+        stored: all tensors of the checkpoint by name; transformers' own renamings are applied to them.
 
     Raises:
         RenamedTensorError: one is missing and an unknown one looks like it; the message has both names.
         MissingTensorError: one is missing.
+        TensorShapeError: one has another shape than the model's.
     """
+    wanted = model.state_dict()
+    found = _names_in_model(model, stored)
+    for key, (name, merged) in found.items():
+        if key in wanted and not merged and tuple(wanted[key].shape) != stored[name].shape:
+            raise TensorShapeError(
+                f"tensor {name!r} is {list(stored[name].shape)} in the checkpoint and {list(wanted[key].shape)} in the"
+                " model its config.json describes",
+                hint="config.json and the tensors do not belong together",
+            )
+    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    partners = ties | {origin: target for target, origin in ties.items()}
+    optional = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
+    missing = [
+        name
+        for name in wanted
+        if name not in found
+        and partners.get(name) not in found
+        and not any(pattern.search(name) for pattern in optional)
+    ]
+    if not missing:
+        return
+    more = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
+    lacks = f"the checkpoint lacks tensor {missing[0]!r}{more} of {type(model).__name__}"
+    if other := nearest(missing[0], (name for key, (name, _) in found.items() if key not in wanted)):
+        raise RenamedTensorError(f"{lacks}; it has the unknown tensor {other!r} instead")
+    raise MissingTensorError(lacks, hint="quantize the model again, or load it as the class its config.json names")
+
+
+def _names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
+    """Name in the model -> (name in the checkpoint, whether transformers merges or splits it on the way)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -126,33 +160,22 @@ def check_names(model: nn.Module, names: list[str]) -> None:
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     prefix = getattr(model, "base_model_prefix", None)
-    stored = {rename_source_key(name, renamings, converters, prefix, wanted)[0]: name for name in names}
-    stored |= {rename_source_key(name, [], [], prefix, wanted)[0]: name for name in names if name in wanted}
-    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    optional = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
-    partners = ties | {origin: target for target, origin in ties.items()}
-    missing = [
-        name
-        for name in wanted
-        if name not in stored
-        and partners.get(name) not in stored
-        and not any(pattern.search(name) for pattern in optional)
-    ]
-    if not missing:
-        return
-    unknown = [name for key, name in stored.items() if key not in wanted]
-    more = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
-    lacks = f"the checkpoint lacks tensor {missing[0]!r}{more} of {type(model).__name__}"
-    if other := nearest(missing[0], unknown):
-        raise RenamedTensorError(f"{lacks}; it has the unknown tensor {other!r} instead")
-    raise MissingTensorError(lacks, hint="quantize the model again, or load it as the class its config.json names")
+    found: dict[str, tuple[str, bool]] = {}
+    for name in names:
+        key, converter = rename_source_key(name, renamings, converters, prefix, wanted)
+        if key not in wanted and name in wanted:
+            key, converter = name, None
+        found[key] = (name, converter is not None)
+    return found
 
 
-def _empty(path: str, spec: LinearSpec, stored: Mapping[str, TensorInfo]) -> W4A4Linear:
+def _empty(path: str, spec: LinearSpec, stored: Mapping[str, TensorInfo], *, bias: bool) -> W4A4Linear:
     """A module on the meta device with the shapes and dtypes that are stored."""
     tensors = {
         part: torch.empty(info.shape, dtype=TORCH_DTYPES[info.dtype], device="meta")
         for part in PARTS
         if (info := stored.get(f"{path}.{part}")) is not None
     }
+    if bias and "bias" not in tensors:  # asked for all the same, so that check_tensors misses it
+        tensors["bias"] = torch.empty(tensors["qweight"].shape[0], dtype=torch.float16, device="meta")
     return W4A4Linear(QuantizedLinear(spec, **tensors))
