@@ -32,10 +32,11 @@ def test_every_op_passes_its_check_and_is_timed(dtype, spec):
     assert [row.baseline is not None for row in rows] == [False, True, True, False, False]
 
 
-def test_ops_without_a_weight_have_one_row_for_each_m_and_k():
-    rows = rows_of([(1, 8, 64), (1, 16, 64), (2, 8, 64)])
-    assert [(row.m, row.k) for row in rows if row.op == "inv_rms"] == [(1, 64), (2, 64)]
-    assert sum(row.op == "linear" for row in rows) == 3
+def test_ops_without_a_weight_are_not_repeated():
+    rows = rows_of([(1, 8, 64), (1, 16, 64), (1, 8, 128), (2, 8, 64)])
+    assert [(row.m, row.k) for row in rows if row.op == "inv_rms"] == [(1, 64), (1, 128), (2, 64)]
+    assert [row.m for row in rows if row.op == "qknorm_rope"] == [1, 2]
+    assert sum(row.op == "linear" for row in rows) == 4
 
 
 @pytest.mark.parametrize("fault", [lambda y: y * 1.02, lambda y: y.roll(1, 0), lambda y: y * float("nan")])

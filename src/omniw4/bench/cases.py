@@ -104,35 +104,37 @@ def linear_cases(setting: Setting, m: int, n: int, k: int) -> list[Case]:
     ]  # fmt: skip
 
 
-def row_cases(setting: Setting, m: int, k: int) -> list[Case]:
-    """``inv_rms`` over ``[m, k]`` and ``qknorm_rope`` over the backbone's heads: no GEMM, memory alone."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(m, k, generator=generator).to(setting.dtype).to(setting.device)
-    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    qkv = torch.randn(m, width, generator=generator).to(setting.dtype).to(setting.device)
-    weight = torch.ones(HEAD_DIM, dtype=setting.dtype, device=setting.device)
-    cos, sin = (table.to(setting.device) for table in ops.rope_tables(m, HEAD_DIM, 1e6))
-    positions = torch.arange(m, device=setting.device)
-    shape: dict[str, Any] = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "eps": EPS}
+def rms_case(setting: Setting, m: int, k: int) -> Case:
+    """``inv_rms`` over ``[m, k]``: memory alone."""
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(0)).to(setting.dtype).to(setting.device)
 
-    def rope(target: torch.Tensor) -> torch.Tensor:
-        ops.qknorm_rope(target, weight, weight, cos, sin, positions, **shape)
-        return target
-
-    def check_rope() -> tuple[float, float]:
-        got, exact, plain = rope(qkv.clone()), _rope(qkv, cos, sin, torch.float64), _rope(qkv, cos, sin, setting.dtype)
-        return _error(got, exact), _tolerance(plain, exact)
-
-    def check_rms() -> tuple[float, float]:
+    def check() -> tuple[float, float]:
         exact = (x.double().square().mean(-1) + EPS).rsqrt()
         return _error(ops.inv_rms(x, EPS), exact), 4 * torch.finfo(torch.float32).eps
 
-    item = setting.dtype.itemsize
-    turned = (HEADS + KV_HEADS) * HEAD_DIM
-    return [
-        Case("inv_rms", m, 1, k, 2 * m * k, m * k * item + 4 * m, [lambda: ops.inv_rms(x, EPS)], check_rms),
-        Case("qknorm_rope", m, width, HEAD_DIM, 9 * m * turned, 2 * m * turned * item, [lambda: rope(qkv)], check_rope),
-    ]
+    moved = m * k * setting.dtype.itemsize + 4 * m
+    return Case("inv_rms", m, 1, k, 2 * m * k, moved, [lambda: ops.inv_rms(x, EPS)], check)
+
+
+def rope_case(setting: Setting, m: int) -> Case:
+    """``qknorm_rope`` over the backbone's heads, in place: memory alone."""
+    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    qkv = torch.randn(m, width, generator=torch.Generator().manual_seed(0)).to(setting.dtype).to(setting.device)
+    weight = torch.ones(HEAD_DIM, dtype=setting.dtype, device=setting.device)
+    cos, sin = (table.to(setting.device) for table in ops.rope_tables(m, HEAD_DIM, 1e6))
+    positions = torch.arange(m, device=setting.device)
+
+    def run(target: torch.Tensor) -> torch.Tensor:
+        ops.qknorm_rope(target, weight, weight, cos, sin, positions, HEADS, KV_HEADS, HEAD_DIM, EPS)
+        return target
+
+    def check() -> tuple[float, float]:
+        exact, plain = (_rope(qkv, cos, sin, dtype) for dtype in (torch.float64, setting.dtype))
+        return _error(run(qkv.clone()), exact), _tolerance(plain, exact)
+
+    turned = m * (HEADS + KV_HEADS) * HEAD_DIM
+    moved = 2 * turned * setting.dtype.itemsize
+    return Case("qknorm_rope", m, width, HEAD_DIM, 9 * turned, moved, [lambda: run(qkv)], check)
 
 
 def synthetic(n: int, k: int, spec: LinearSpec, dtype: torch.dtype, generator: torch.Generator) -> QuantizedLinear:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from omniw4.bench.cases import Case, Setting, linear_cases, row_cases
+from omniw4.bench.cases import Case, Setting, linear_cases, rms_case, rope_case
 from omniw4.bench.ceilings import roofline_share
 from omniw4.bench.result import Ceiling, OnProgress, OpRow, Progress
 from omniw4.bench.timing import REPETITIONS, WARMUP, Timing, measure
@@ -73,15 +73,19 @@ def bench_ops(
     repetitions: int = REPETITIONS,
     on_progress: OnProgress | None = None,
 ) -> list[OpRow]:
-    """Rows of all ops at all shapes; ops without a weight once for each distinct (M, K)."""
+    """Rows of all ops at all shapes; ``inv_rms`` once for each (M, K), ``qknorm_rope`` for each M."""
     rows: list[OpRow] = []
-    seen: set[tuple[int, int]] = set()
+    widths: set[tuple[int, int]] = set()
+    tokens: set[int] = set()
     for done, (m, n, k) in enumerate(shapes, start=1):
         baselines: dict[int, Timing] = {}
         cases = linear_cases(replace(setting, copies=distinct_weights(setting.device, n, k)), m, n, k)
-        if (m, k) not in seen:
-            seen.add((m, k))
-            cases += row_cases(setting, m, k)
+        if (m, k) not in widths:
+            widths.add((m, k))
+            cases.append(rms_case(setting, m, k))
+        if m not in tokens:
+            tokens.add(m)
+            cases.append(rope_case(setting, m))
         rows += [_row(case, setting, path, ceiling, warmup, repetitions, baselines) for case in cases]
         if on_progress is not None:
             on_progress(Progress("ops", done, len(shapes), f"{m}x{n}x{k}"))
