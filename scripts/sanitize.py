@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND = 86  # exit code of a run in which the tool reported something
@@ -83,22 +84,39 @@ def heads(dtype: object, device: object) -> None:
         assert y.cpu().isfinite().all()
 
 
+def control() -> None:
+    """A call that lies about its sizes: the sanitizer must see it, or its silence on the others means nothing."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+    import torch
+
+    from omniw4.ops import extension
+
+    device = torch.device("cuda", 0)
+    x, out = torch.ones(4, 64, dtype=torch.float16).to(device), torch.empty(4, device=device)
+    extension.loaded(device).inv_rms(
+        x=x.data_ptr(), out=out.data_ptr(), rows=1 << 16, cols=64, row_stride=64, eps=1e-6, dtype="float16", device=0,
+        stream=0,
+    )  # fmt: skip
+    torch.cuda.synchronize()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calls", action="store_true", help="make the calls, without a tool")
+    parser.add_argument("--control", action="store_true", help="make one call that is wrong, without a tool")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--json", type=Path, help="write the verdicts to this file")
     args = parser.parse_args()
-    if args.calls:
-        calls()
+    if args.calls or args.control:
+        calls() if args.calls else control()
         return 0
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(sanitizer).is_file():
         print("error: compute-sanitizer is not on PATH\n\nhint: it comes with the CUDA toolkit", file=sys.stderr)
         return 2
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    verdicts = {}
-    for tool in args.tools:
+    verdicts: dict[str, dict[str, Any]] = {}
+    for name, tool, what in (("control", "memcheck", "--control"), *((tool, tool, "--calls") for tool in args.tools)):
         command = [
             sanitizer,
             "--tool",
@@ -110,20 +128,20 @@ def main() -> int:
         ]
         started = time.monotonic()
         done = subprocess.run(
-            [*command, sys.executable, __file__, "--calls"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
+            [*command, sys.executable, __file__, what], env=environment, capture_output=True, text=True, check=False
         )
-        verdicts[tool] = {"clean": done.returncode == 0, "seconds": round(time.monotonic() - started, 1)}
-        print(f"{tool}: {'clean' if done.returncode == 0 else 'NOT clean'} · {verdicts[tool]['seconds']} s")
-        if done.returncode:
-            verdicts[tool]["output"] = (done.stdout + done.stderr)[-6000:]
-            print(verdicts[tool]["output"])
+        output = done.stdout + done.stderr
+        sees_it = done.returncode != 0 and "Invalid __global__" in output and "inv_rms" in output
+        passed = sees_it if name == "control" else done.returncode == 0
+        verdicts[name] = {"passed": passed, "seconds": round(time.monotonic() - started, 1)}
+        verdict = ("a wrong call is seen" if passed else "a wrong call goes unseen") if name == "control" else ""
+        print(f"{name}: {verdict or ('clean' if passed else 'NOT clean')} · {verdicts[name]['seconds']} s")
+        if not passed:
+            verdicts[name]["output"] = output[-6000:]
+            print(verdicts[name]["output"])
         if args.json:
             args.json.write_text(json.dumps(verdicts, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(v["clean"] for v in verdicts.values()) else 1
+    return 0 if all(v["passed"] for v in verdicts.values()) else 1
 
 
 if __name__ == "__main__":
