@@ -76,7 +76,7 @@ def _long(option: Any) -> str:
 def _metavar(option: Any) -> str:
     if option.is_flag:
         return ""
-    return str(option.metavar or {"integer": "N", "float": "X", "path": "PATH"}.get(option.type.name, "TEXT"))
+    return str(option.metavar or "VALUE")
 
 
 def _default(option: Any) -> str:

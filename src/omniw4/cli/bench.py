@@ -20,7 +20,9 @@ def command(
     directory: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint folder; without it the shapes of OmniVoice.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The original: folder, .gguf file, or Hub name.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="The original: folder, .gguf file, or Hub name.")
+    ] = None,
     what: Annotated[
         list[str] | None,
         typer.Option("--what", metavar="PART", help="ops, model, quantize; default: ops, and model with --model."),
@@ -30,12 +32,17 @@ def command(
         str | None, typer.Option("--prefill", metavar="BxS,...", help="Batches and lengths of whole forwards.")
     ] = None,
     layout: Annotated[
-        str | None, typer.Option("--layout", help="Kernel family; without it the best one compiled for the GPU.")
+        str | None,
+        typer.Option("--layout", metavar="NAME", help="Kernel family; without it the best one compiled for the GPU."),
     ] = None,
-    repetitions: Annotated[int | None, typer.Option("--repetitions", min=1, help="Timed repetitions a case.")] = None,
-    warmup: Annotated[int | None, typer.Option("--warmup", min=0, help="Repetitions that do not count.")] = None,
+    repetitions: Annotated[
+        int | None, typer.Option("--repetitions", metavar="N", min=1, help="Timed repetitions a case.")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option("--warmup", metavar="N", min=0, help="Repetitions that do not count.")
+    ] = None,
     workdir: Annotated[
-        Path | None, typer.Option("--workdir", help="Where --what quantize puts its temporary folder.")
+        Path | None, typer.Option("--workdir", metavar="DIR", help="Where --what quantize puts its temporary folder.")
     ] = None,
     device: options.Device = "cpu",
     dtype: options.Dtype = "auto",

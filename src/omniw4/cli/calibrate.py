@@ -26,12 +26,17 @@ def command(
         Path | None,
         typer.Option("--source", metavar="FILE", help="Captured hidden states (.safetensors) in place of text."),
     ] = None,
-    samples: Annotated[int | None, typer.Option("--samples", help="Sequences.", show_default="32")] = None,
-    seq_len: Annotated[int | None, typer.Option("--seq-len", help="Tokens a sequence.", show_default="1024")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Sequences a forward; the statistics stay.", show_default="1")
+    samples: Annotated[int | None, typer.Option("--samples", metavar="N", help="Sequences.", show_default="32")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", metavar="N", help="Tokens a sequence.", show_default="1024")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Which stretches of the text.", show_default="0")] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", metavar="N", help="Sequences a forward; the statistics stay.", show_default="1"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Which stretches of the text.", show_default="0")
+    ] = None,
     bos: options.Bos = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail where there would be a warning on the data.")] = False,
     device: options.Device = "cpu",

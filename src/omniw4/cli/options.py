@@ -16,7 +16,7 @@ from omniw4.errors import EXIT_INTERRUPTED, OmniW4Error, UsageError
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face model folder, .gguf file, or Hub name.")]
 Checkpoint = Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint folder made by `omniw4 quantize`.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder to write; it appears when it is complete.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; it appears when it is complete.")]
 Config = Annotated[
     str | None, typer.Option("--config", metavar="FILE|NAME", help="YAML diff on the default, or a shipped name.")
 ]
@@ -29,10 +29,11 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config, such as recipe.lowrank.rank=32."),
 ]
 Bos = Annotated[
-    str | None, typer.Option("--bos", help="Begin with BOS: model (as its tokenizer does), always or never.")
+    str | None,
+    typer.Option("--bos", metavar="NAME", help="Begin with BOS: model (as its tokenizer does), always or never."),
 ]
-Device = Annotated[str, typer.Option("--device", help="Torch device: cpu, cuda, cuda:1.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, float16 or bfloat16.")]
+Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Torch device: cpu, cuda, cuda:1.")]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="NAME", help="auto, float32, float16 or bfloat16.")]
 GgufFile = Annotated[
     str | None, typer.Option("--gguf-file", metavar="NAME", help="The GGUF file of the model folder to read.")
 ]

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 def command(
     model: options.Model,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; it appears when it is complete.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write; it appears when it is complete.")
+    ] = None,
     stats: Annotated[Path | None, typer.Option("--stats", metavar="DIR", help="What `omniw4 calibrate` wrote.")] = None,
     config: options.Config = None,
     assignments: options.Set = [],  # noqa: B006

@@ -14,10 +14,11 @@ from omniw4.cli.output import size
 def command(
     directory: options.Checkpoint,
     layout: Annotated[
-        str, typer.Option("--layout", help="mma_s4, mma_s8, wgmma_s8, or auto: the one for the GPU.")
+        str, typer.Option("--layout", metavar="NAME", help="mma_s4, mma_s8, wgmma_s8, or auto: the one for the GPU.")
     ] = "auto",
     arch: Annotated[
-        str | None, typer.Option("--arch", help="The GPU that auto means, such as 90; without it the one here.")
+        str | None,
+        typer.Option("--arch", metavar="NAME", help="The GPU that auto means, such as 90; without it the one here."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Pack anew even when a valid cache is there.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Delete caches that can no longer be used.")] = False,

@@ -18,23 +18,32 @@ _SHOWN_LAYERS = 5
 
 def command(
     directory: options.Checkpoint,
-    model: Annotated[str, typer.Option("--model", help="The original: folder, .gguf file, or Hub name.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="The original: folder, .gguf file, or Hub name.")
+    ],
     dataset: options.Dataset = None,
-    windows: Annotated[int | None, typer.Option("--windows", help="Held-out windows.", show_default="16")] = None,
-    seq_len: Annotated[int | None, typer.Option("--seq-len", help="Tokens a window.", show_default="1024")] = None,
+    windows: Annotated[
+        int | None, typer.Option("--windows", metavar="N", help="Held-out windows.", show_default="16")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", metavar="N", help="Tokens a window.", show_default="1024")
+    ] = None,
     bos: options.Bos = None,
     layer_tokens: Annotated[
-        int, typer.Option("--layer-tokens", help="Held-out rows each linear is checked on; 0: none.")
+        int, typer.Option("--layer-tokens", metavar="N", help="Held-out rows each linear is checked on; 0: none.")
     ] = 64,
     max_perplexity_ratio: Annotated[
-        float | None, typer.Option("--max-perplexity-ratio", help="Gate: quantized over reference perplexity.")
+        float | None,
+        typer.Option("--max-perplexity-ratio", metavar="X", help="Gate: quantized over reference perplexity."),
     ] = None,
-    max_kl: Annotated[float | None, typer.Option("--max-kl", help="Gate: mean KL divergence in nats.")] = None,
+    max_kl: Annotated[
+        float | None, typer.Option("--max-kl", metavar="X", help="Gate: mean KL divergence in nats.")
+    ] = None,
     min_argmax_agreement: Annotated[
-        float | None, typer.Option("--min-argmax-agreement", help="Gate: share of equal first choices.")
+        float | None, typer.Option("--min-argmax-agreement", metavar="X", help="Gate: share of equal first choices.")
     ] = None,
     max_layer_error: Annotated[
-        float | None, typer.Option("--max-layer-error", help="Gate: relative error of the worst linear.")
+        float | None, typer.Option("--max-layer-error", metavar="X", help="Gate: relative error of the worst linear.")
     ] = None,
     config: options.Config = None,
     assignments: options.Set = [],  # noqa: B006
