@@ -26,6 +26,8 @@ quickstart: $(STAMP) ## a real model, calibrated, quantized, repacked, verified 
 	@$(BIN)/python scripts/quickstart.py $(if $(FULL),--full) $(if $(SHORT),--short)
 
 kernels: $(STAMP) ## compile the CUDA kernels (OMNIW4_CUDA_ARCHS='80 86 89 90a'); needs no GPU
+	@command -v nvcc >/dev/null || test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || \
+	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[nvcc]'
 	$(BIN)/python scripts/build_kernels.py
 
 style: $(STAMP) ## format and fix what can be fixed
