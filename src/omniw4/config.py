@@ -40,9 +40,10 @@ class Activations(_Section):
 
 
 class Smooth(_Section):
-    """SmoothQuant: ``smooth_j = absmax(X_j)^strength / absmax(W_j)^(1-strength)``; 0 turns it off."""
+    """``smooth_j = m(X_j)^strength / m(W_j)^(1-strength)`` with m the absmax (SmoothQuant) or the RMS; 0 is off."""
 
     strength: float = Field(0.0, ge=0, le=1)
+    measure: Literal["absmax", "rms"] = "absmax"
 
 
 class Gptq(_Section):

@@ -62,13 +62,16 @@ def test_tensors_have_the_shapes_and_dtypes_of_the_checkpoint(name: str) -> None
     for dtype, stored in ((torch.float32, torch.float16), (torch.float16,) * 2, (torch.bfloat16,) * 2):
         w, bias = weights(40, 128).to(dtype), torch.randn(40).to(dtype)
         quantized, _ = run(w, recipe, inputs(200, 128), bias)
-        assert {n: (tuple(t.shape), t.dtype) for n, t in quantized.tensors().items()} == {
+        wanted = {
             "qweight": ((40, 64), torch.uint8),
             "w_scales": ((40, 2), torch.float16),
             "proj_down": ((128, 16), stored),
             "proj_up": ((40, 16), stored),
             "bias": ((40,), stored),
         }
+        if recipe.smooth.strength > 0:
+            wanted["smooth"] = ((128,), stored)
+        assert {n: (tuple(t.shape), t.dtype) for n, t in quantized.tensors().items()} == wanted
         assert all(t.is_contiguous() for t in quantized.tensors().values())
         assert quantized.bias is not None
         assert torch.equal(quantized.bias, bias.to(stored))
@@ -240,7 +243,8 @@ def test_statistics_that_are_not_finite_missing_or_of_another_width_are_named() 
 
 @pytest.mark.parametrize("name", ["seed", "default"])
 def test_linears_of_one_input_together_are_as_good_as_alone(name: str) -> None:
-    x, recipe = inputs(500, 128), recipe_of(name)
+    """Without smoothing, which they share, they are the same problem."""
+    x, recipe = inputs(500, 128), config.load(name, {"recipe": {"smooth": {"strength": 0.0}}}).recipe
     ws = [weights(n, 128, seed=n) for n in (64, 16, 24)]
     group = [Linear(f"a.{i}", w, None, spec_of(recipe)) for i, w in enumerate(ws)]
     together = quantize_group(group, stats_of(x), recipe)
@@ -260,8 +264,10 @@ def test_ranks_may_differ_within_a_group() -> None:
     assert shapes == [None, (32, 8), (32, 32)]
 
 
-def test_smoothing_is_one_vector_for_a_group_and_undone_by_the_weights() -> None:
-    recipe = config.load("seed", {"recipe": {"smooth": {"strength": 0.5}}}).recipe
+@pytest.mark.parametrize("name", ["seed", "default"])
+@pytest.mark.parametrize("measure", ["absmax", "rms"])
+def test_smoothing_is_one_vector_for_a_group_and_undone_by_the_weights(name: str, measure: str) -> None:
+    recipe = config.load(name, {"recipe": {"smooth": {"strength": 0.5, "measure": measure}}}).recipe
     x, ws = inputs(500, 128), [weights(32, 128, seed=s) for s in range(2)]
     results = quantize_group(
         [Linear(f"a.{i}", w, None, spec_of(recipe)) for i, w in enumerate(ws)], stats_of(x), recipe

@@ -38,6 +38,21 @@ def test_smoothing_evens_out_the_activations() -> None:
     assert spread(act / flat) == pytest.approx(1.0, abs=0.01)
 
 
+def test_smoothing_by_rms_is_the_least_noise_of_a_rotated_group() -> None:
+    """Σ(a/s)²·Σ(b·s)² against the bound of Cauchy and Schwarz, and against other vectors."""
+    x, w = inputs(100, 64), weights(32, 64) * torch.linspace(0.2, 3, 64)
+    act, weight = x.square().mean(0).sqrt().double(), w.square().mean(0).sqrt().double()
+
+    def noise(s: torch.Tensor) -> float:
+        return float((act / s).square().sum() * (weight * s).square().sum())
+
+    optimum = smoothing_vector(act, weight, 0.5, torch.float16).double()
+    assert noise(optimum) == pytest.approx(float((act * weight).sum()) ** 2, rel=1e-4)
+    for strength in (0.0, 0.3, 0.7, 1.0):
+        assert noise(smoothing_vector(act, weight, strength, torch.float16).double()) > noise(optimum)
+    assert noise(torch.ones(64, dtype=torch.float64)) > noise(optimum)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_smoothing_is_finite_and_positive_whatever_the_channels(dtype: torch.dtype) -> None:
     act, weight = torch.rand(128) + 0.1, torch.rand(128) + 0.1

@@ -48,6 +48,7 @@ class InputSpace:
     smooth: torch.Tensor | None  # [K] 16-bit
     objective: torch.Tensor | None  # [K, K] float32: the recipe's Hessian of x'; None without statistics
     plain: torch.Tensor | None  # [K, K] float32: the plain one, for the report
+    unsmoothed: torch.Tensor | None  # [K, K] float32: the plain one without smoothing, for the data-free comparison
     factor: Factor | None  # None when GPTQ is off
 
 
@@ -105,7 +106,7 @@ def quantize_group(
         report = _report(one, target, best, errors, space, method)
         report.rtn_error = report.relative_error
         if method == "gptq":
-            report.rtn_error = _data_free_error(one, target, space.plain)
+            report.rtn_error = _data_free_error(one, space.unsmoothed)
             if report.rtn_error < report.relative_error:
                 report.warnings.append("worse than the data-free recipe on its own calibration statistics")
         results.append((_assemble(one, best, space.smooth), report))
@@ -176,23 +177,34 @@ def _check(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe)
 
 def _input_space(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe) -> InputSpace:
     if stats is None:
-        return InputSpace(None, None, None, None)
+        return InputSpace(None, None, None, None, None)
     first = linears[0]
-    smooth = None
-    if first.spec.smooth:
-        weight_absmax = torch.stack([one.weight.float().abs().amax(0) for one in linears]).amax(0)
-        smooth = smoothing_vector(stats.absmax, weight_absmax, recipe.smooth.strength, first.stored_dtype)
+    smooth = _smoothing(linears, stats, recipe) if first.spec.smooth else None
     plain = transform_hessian(stats.hessian, first.spec.rotation, smooth)
     objective = plain
     if recipe.gptq.hessian == "normalized":
         objective = transform_hessian(stats.hessian_normalized, first.spec.rotation, smooth)
     factor = factorise(objective, recipe.gptq.damp) if recipe.gptq.enabled else None
     plain_fp32 = plain.float()
-    return InputSpace(smooth, plain_fp32 if objective is plain else objective.float(), plain_fp32, factor)
+    objective_fp32 = plain_fp32 if objective is plain else objective.float()
+    unsmoothed = plain_fp32 if smooth is None else transform_hessian(stats.hessian, first.spec.rotation).float()
+    return InputSpace(smooth, objective_fp32, plain_fp32, unsmoothed, factor)
 
 
-def _data_free_error(one: Linear, target: torch.Tensor, hessian: torch.Tensor | None) -> float:
-    """Relative error of ``configs/rtn.yaml``: nearest codes of W minus its own SVD."""
+def _smoothing(linears: Sequence[Linear], stats: LinearStats, recipe: Recipe) -> torch.Tensor:
+    """One vector for all linears of this input, so that it can be quantized once for them all."""
+    stacked = torch.cat([one.weight for one in linears]).float()
+    if recipe.smooth.measure == "rms":
+        hessian = stats.hessian_normalized if recipe.gptq.hessian == "normalized" else stats.hessian
+        act, weight = hessian.diagonal().clamp(min=0).sqrt(), stacked.square().mean(0).sqrt()
+    else:
+        act, weight = stats.absmax, stacked.abs().amax(0)
+    return smoothing_vector(act, weight, recipe.smooth.strength, linears[0].stored_dtype)
+
+
+def _data_free_error(one: Linear, hessian: torch.Tensor | None) -> float:
+    """Relative error of ``configs/rtn.yaml``: nearest codes of W minus its own SVD, no smoothing."""
+    target = transform_weight(one.weight, one.spec.rotation)
     codes, scales = round_to_nearest(_without(target, _fit_lowrank(target, one)), torch.ones_like(target[0]), "search")
     return _complete(one, target, codes, scales, hessian).error
 
