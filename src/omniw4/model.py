@@ -8,10 +8,11 @@ verbs agree on the full module paths. The *backbone* is the module that holds th
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,9 @@ def load(
     if _is_omnivoice(config):
         kwargs["train"] = True  # without its codec and text tokenizer, which quantization does not need
     with _as_model_error(f"cannot load model {files.name!r}"), _no_bars_in_logs():
-        model, info = loader.from_pretrained(files.folder, output_loading_info=True, **kwargs)
+        model, info = loader.from_pretrained(
+            files.folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
     _refuse_misfits(info, files.name)
     model = model.to(device).eval()
     tokenizer = _load_tokenizer(files, trust_remote_code)
@@ -187,13 +190,15 @@ class _Source:
 
 def _find_source(source: str | Path, gguf_file: str | None) -> _Source:
     name, path = str(source), Path(source).expanduser()
+    if not name:
+        raise ModelError("no model folder ''", hint="give a folder with config.json, or a Hub name")
     if path.suffix == ".gguf" and path.is_file():
         return _Source(path.name, path.parent, path.name)
     if path.is_file():
         raise ModelError(f"{name!r} is a file, wanted a model folder", hint="name the folder that holds config.json")
     if not path.is_dir():
         looks_local = path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")) or path.suffix == ".gguf"
-        if looks_local or not name:
+        if looks_local:
             raise ModelError(f"no model folder {name!r}", hint="give a folder with config.json, or a Hub name")
         return _Source(name, _from_hub(name, gguf_file), gguf_file)
     ggufs = sorted(p.name for p in path.glob("*.gguf"))
@@ -314,7 +319,7 @@ def _refuse_misfits(info: Any, name: str) -> None:
     """Refuse weights that the architecture does not know, or lacks: transformers would go on with random numbers."""
     info = info if isinstance(info, dict) else vars(info)
     missing, mismatched, unexpected = (
-        sorted(key if isinstance(key, str) else key[0] for key in info.get(f"{kind}_keys") or ())
+        sorted(key if isinstance(key, str) else _shapes_told(*key) for key in info.get(f"{kind}_keys") or ())
         for kind in ("missing", "mismatched", "unexpected")
     )
     problems = [
@@ -326,16 +331,23 @@ def _refuse_misfits(info: Any, name: str) -> None:
         raise ModelError(f"the weights of model {name!r} do not fit its config.json: it {'; it '.join(problems)}")
 
 
+def _shapes_told(key: str, found: Any, wanted: Any) -> str:
+    return f"{key} ({list(found)}, wanted {list(wanted)})"
+
+
 @contextmanager
 def _no_bars_in_logs() -> Iterator[None]:
     """Without the progress bars of transformers where stderr is no terminal."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    if shown and not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    try:
+    if sys.stderr.isatty():
         yield
+        return
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):  # the bar of the GGUF reader heeds no setting; loggers are not redirected
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()
@@ -347,5 +359,5 @@ def _as_model_error(what: str, hint: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as e:
-        reason = " ".join(str(e).split())
+        reason = " ".join(f"no key {e}".split() if isinstance(e, KeyError) else str(e).split())
         raise ModelError(f"{what}: {reason[:300]}", hint=hint) from e

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from omniw4.calibrate.accumulate import Accumulator
-from omniw4.calibrate.walk import MAX_EXCLUDED, Batch, BlockWalk, Group, Source
+from omniw4.calibrate.walk import Batch, BlockWalk, Group, Source
 from omniw4.errors import ModelError, NonFiniteError
 from omniw4.tensors import LinearStats
+
+MAX_EXCLUDED = 0.1  # share of rows with NaN or inf above which calibration stops
 
 
 class Sink(Protocol):
@@ -49,10 +51,8 @@ def capture(
     for index, (path, _) in enumerate(walk.blocks):
         with _observing(model, groups[index]) as (accumulators, set_batch):
             walk.run(index, set_batch)
-        for group in groups[index]:
-            accumulator = accumulators.pop(group.name)
-            _check_excluded(group, accumulator)
-            sink.put(group, accumulator.finish())
+            for group in groups[index]:
+                sink.put(group, _finish(group, accumulators.pop(group.name)))
         if on_block is not None:
             on_block(index + 1, len(walk), path)
 
@@ -74,6 +74,7 @@ def _observing(
         def hook(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
             inputs[group.name] = args[0]
             accumulators[group.name].add(_counted_rows(args[0], current[0].mask, group.name))
+            accumulators[group.name].excluded += current[0].excluded
 
         return hook
 
@@ -111,7 +112,7 @@ def _counted_rows(x: torch.Tensor, mask: torch.Tensor, name: str) -> torch.Tenso
     return rows[mask.flatten()]
 
 
-def _check_excluded(group: Group, accumulator: Accumulator) -> None:
+def _finish(group: Group, accumulator: Accumulator) -> LinearStats:
     rows = accumulator.tokens + accumulator.excluded
     if accumulator.excluded > MAX_EXCLUDED * rows:
         raise NonFiniteError(
@@ -119,3 +120,4 @@ def _check_excluded(group: Group, accumulator: Accumulator) -> None:
             f"more than {MAX_EXCLUDED:.0%}",
             hint="try --dtype float32 or bfloat16, and check the model's weights",
         )
+    return accumulator.finish()

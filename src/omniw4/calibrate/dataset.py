@@ -73,6 +73,8 @@ def tokenize(
     body = seq_len - len(prefix)
     rng = random.Random(seed)
     windows = _windows(_passages(text, samples, body, rng), tokenizer, body)
+    if len(windows) < samples:  # tokens longer than _CHARS_A_TOKEN, or the text is short
+        windows = _windows([text], tokenizer, body)
     found = sum(map(len, windows))
     if found < MIN_TOKENS:
         raise DatasetError(

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from omniw4.calibrate.dataset import ADVISED_TOKENS, MIN_TOKENS, TokenSet
-from omniw4.calibrate.walk import MAX_EXCLUDED, Batch
-from omniw4.errors import DatasetError, NonFiniteError
+from omniw4.calibrate.walk import Batch
+from omniw4.errors import DatasetError
 from omniw4.storage import sha256_file
 
 _SHAPES = {"hidden_states": (3,), "mask": (2,), "attention_mask": (3, 4), "position_ids": (2,)}
@@ -97,11 +97,10 @@ def read_hidden(path: str | Path, *, strict: bool = False) -> HiddenSource:
     except (SafetensorError, OSError) as e:
         raise DatasetError(f"source {path.name!r} is damaged ({path.stat().st_size} bytes found): {e}") from e
     hidden, mask, attention = _checked(tensors, metadata, path.name)
-    mask, excluded = _without_non_finite(hidden, mask, path.name)
     counted = int(mask.sum())
     if counted < MIN_TOKENS:
         raise DatasetError(f"source {path.name!r} holds {counted} tokens, wanted at least {MIN_TOKENS}")
-    warnings = [f"{excluded} tokens of source {path.name!r} hold NaN or inf and are left out"] if excluded else []
+    warnings = []
     if counted < ADVISED_TOKENS:
         warnings.append(f"calibration on {counted} tokens, advised are at least {ADVISED_TOKENS}")
     if strict and warnings:
@@ -110,7 +109,6 @@ def read_hidden(path: str | Path, *, strict: bool = False) -> HiddenSource:
         "dataset": path.name,
         "source_sha256": sha256_file(path),
         "tokens": counted,
-        "excluded": excluded,
         "samples": hidden.shape[0],
         "seq_len": hidden.shape[1],
         "bos": {"policy": "source", "token": None},
@@ -122,20 +120,13 @@ def read_hidden(path: str | Path, *, strict: bool = False) -> HiddenSource:
     )
 
 
-def _without_non_finite(hidden: torch.Tensor, mask: torch.Tensor, name: str) -> tuple[torch.Tensor, int]:
-    """The mask without tokens that hold NaN or inf (attention would spread them), and how many those are."""
-    bad = mask & ~hidden.isfinite().all(-1)
-    excluded, tokens = int(bad.sum()), int(mask.sum())
-    if excluded > MAX_EXCLUDED * tokens:
-        raise NonFiniteError(f"{excluded} of {tokens} tokens of hidden_states in source {name!r} hold NaN or inf")
-    return mask & ~bad, excluded
-
-
 def _checked(
     tensors: dict[str, torch.Tensor], metadata: dict[str, str], name: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     if "hidden_states" not in tensors:
-        raise DatasetError(f"source {name!r} has no tensor 'hidden_states'", hint="docs/calibration.md describes the file")
+        raise DatasetError(
+            f"source {name!r} has no tensor 'hidden_states'", hint="docs/calibration.md describes the file"
+        )
     for key, tensor in tensors.items():
         if tensor.dim() not in _SHAPES[key]:
             axes = f"wanted {_SHAPES[key][0]} axes"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -26,15 +26,14 @@ from torch import nn
 from omniw4.errors import ModelError
 from omniw4.model import find_backbone, find_blocks, find_linears
 
-MAX_EXCLUDED = 0.1  # share of rows with NaN or inf above which calibration stops
-
 
 @dataclass(frozen=True)
 class Batch:
-    """Keyword arguments of the backbone, and which of their tokens count."""
+    """Keyword arguments of the backbone, which of their tokens count, and how many hold NaN or inf and so do not."""
 
     inputs: dict[str, Any]
     mask: torch.Tensor  # [B, L] bool
+    excluded: int = 0
 
 
 class Source(Protocol):
@@ -73,6 +72,7 @@ class BlockWalk:
         self._source = source
         self._ranges = [(i, min(i + batch_size, len(source))) for i in range(0, len(source), batch_size)]
         self._hidden: list[torch.Tensor | None] = [None] * len(self._ranges)  # inputs of the block at _position
+        self._lost: list[torch.Tensor | None] = [None] * len(self._ranges)  # [B, L] bool: rows that held NaN or inf
         self._position = 0
         self._returns_tuple = False
 
@@ -109,7 +109,7 @@ class BlockWalk:
             return output
 
         with _patched(self.blocks, run_block):
-            self._forward(0, 1)
+            self._forward(self._source.batch(0, 1, self.backbone))
         if len(groups) < len(self.blocks):
             raise ModelError(f"{self.blocks[len(groups)][0]} is never run by {type(self.backbone).__name__}")
         return groups
@@ -118,8 +118,11 @@ class BlockWalk:
     def run(self, index: int, on_batch: Callable[[Batch], None] | None = None, *, advance: bool = True) -> None:
         """Run block ``index`` on every batch.
 
+        A row of its input that holds NaN or inf becomes zero, so that attention cannot spread it over the sample,
+        and is not counted in this block and the later ones.
+
         Args:
-            on_batch: called before each batch, so that hooks on the block's linears know its mask.
+            on_batch: called before the block sees a batch, so that hooks on its linears know the mask.
             advance: the block's outputs replace its inputs, and the next block is ``index + 1``; False leaves the
                 walk where it is.
 
@@ -136,23 +139,26 @@ class BlockWalk:
             if i < index:
                 return (hidden,) if self._returns_tuple else hidden
             stored = self._hidden[number]
-            args, kwargs = _with_hidden(args, kwargs, hidden if stored is None else stored)
+            hidden, lost = _without_non_finite(hidden if stored is None else stored, self._lost[number])
+            if on_batch is not None:
+                on_batch(batch if lost is None else _without_lost(batch, lost))
+            args, kwargs = _with_hidden(args, kwargs, hidden)
             output = original(*args, **kwargs)
             kept.append(output[0] if isinstance(output, tuple) else output)
+            if advance:
+                self._lost[number] = lost
             raise _Stop
 
         with _patched(self.blocks, run_block):
             for number, (start, stop) in enumerate(self._ranges):
                 kept.clear()
-                self._forward(start, stop, on_batch)
+                batch = self._source.batch(start, stop, self.backbone)
+                self._forward(batch)
                 if advance:
                     self._hidden[number] = kept[0]
         self._position += advance
 
-    def _forward(self, start: int, stop: int, on_batch: Callable[[Batch], None] | None = None) -> None:
-        batch = self._source.batch(start, stop, self.backbone)
-        if on_batch is not None:
-            on_batch(batch)
+    def _forward(self, batch: Batch) -> None:
         inputs = dict(batch.inputs)
         if "use_cache" in inspect.signature(self.backbone.forward).parameters:
             inputs["use_cache"] = False
@@ -190,6 +196,18 @@ def _hidden_of(args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> torc
     if not isinstance(hidden, torch.Tensor):
         raise ModelError(f"{path} takes no hidden states as its first argument", hint=_WHY)
     return hidden
+
+
+def _without_non_finite(hidden: torch.Tensor, lost: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Hidden states ``[B, L, H]`` with zeros for rows that are not finite, and the rows lost so far (None: none)."""
+    bad = ~hidden.isfinite().all(-1)
+    if not bool(bad.any()):
+        return hidden, lost
+    return hidden.masked_fill(bad[..., None], 0.0), bad if lost is None else bad | lost
+
+
+def _without_lost(batch: Batch, lost: torch.Tensor) -> Batch:
+    return replace(batch, mask=batch.mask & ~lost, excluded=int((batch.mask & lost).sum()))
 
 
 def _with_hidden(
