@@ -221,12 +221,19 @@ void gemm_lora_up(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr
     raise_on_failure(status, "gemm_lora_up", {{"M", rows}, {"N", out_features}, {"K", in_features}, {"R", rank}});
 }
 
+// The kernel in "const char* omniw4::kernel_name() [with auto kernel = KERNEL]".
+std::string title(const char* spelled) {
+    const std::string name = spelled;
+    const size_t first = name.find(" = "), last = name.rfind(']');
+    return first == std::string::npos || last == std::string::npos ? name : name.substr(first + 3, last - first - 3);
+}
+
 // What is compiled in; needs no GPU.
 py::list kernels() {
     py::list list;
     for (const KernelInfo& kernel : compiled_kernels()) {
         py::dict entry;
-        entry["name"] = kernel.name;
+        entry["name"] = title(kernel.name);
         entry["threads"] = kernel.threads;
         entry["dynamic_shared_bytes"] = kernel.dynamic_shared_bytes;
         list.append(entry);
@@ -254,7 +261,7 @@ py::list load(int device) {
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.function, kernel.threads,
                                                       kernel.dynamic_shared_bytes);
         py::dict entry;
-        entry["name"] = kernel.name;
+        entry["name"] = title(kernel.name);
         entry["threads"] = kernel.threads;
         entry["registers"] = attributes.numRegs;
         entry["local_bytes"] = attributes.localSizeBytes;
