@@ -44,7 +44,7 @@ RECIPES = {
     "default, 16-bit activations": ["--config", "default", "--set", "recipe.activations.bits=16"],
 }
 SHORT = Scale(4, 128, 1, {name: RECIPES[name] for name in ("default",)}, (MANUAL,))
-NORMAL = Scale(8, 512, 4, {name: RECIPES[name] for name in ("default", "seed")}, (MANUAL,))
+NORMAL = Scale(8, 512, 4, {name: RECIPES[name] for name in ("default", "seed", "rtn")}, (MANUAL,))
 FULL = Scale(32, 1024, 16, RECIPES, (MANUAL, MESSAGES))
 
 

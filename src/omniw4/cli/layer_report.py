@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from omniw4 import __version__
-from omniw4.cli.output import Output, clock, size, table
+from omniw4.cli.output import Output, clock, figure, size, table
 
 if TYPE_CHECKING:
     from omniw4.checkpoint import Checkpoint
@@ -25,12 +27,18 @@ def headline(recipe: Recipe, plan: Plan, device: str) -> str:
 
 
 def table_of(reports: list[LayerReport]) -> str:
-    """A row for each linear."""
-    header = ("linear", "shape", "how", "rel. error", "SQNR dB", "damp", "in rank", "round", "s")
+    """A row for each linear; ``data-free`` is the error of the recipe ``rtn`` on the same linear."""
+    header = ("linear", "shape", "how", "rel. error", "data-free", "SQNR dB", "damp", "in rank", "round", "s")
     rows = [
         (
             *(r.path, f"{r.out_features}×{r.in_features}", r.method),
-            *(f"{r.relative_error:.5f}", f"{r.sqnr_db:.1f}", f"{r.damp:.3g}", f"{r.rank_energy:.0%}"),
+            *(
+                f"{r.relative_error:.5f}",
+                figure(_finite(r.rtn_error), ".5f"),
+                f"{r.sqnr_db:.1f}",
+                f"{r.damp:.3g}",
+                f"{r.rank_energy:.0%}",
+            ),
             *(f"{r.best_round + 1}/{len(r.rounds)}", f"{r.seconds:.2f}"),
         )
         for r in reports
@@ -48,11 +56,20 @@ def warn(reports: list[LayerReport], output: Output) -> None:
         )
     if len(low) > _SHOWN:
         output.warn(f"{len(low) - _SHOWN} more linears are below {LOW_SQNR_DB:.0f} dB; the table above has them")
-    said = [f"{r.path}: {text}" for r in reports for text in r.warnings]
-    for text in said[:_SHOWN]:
-        output.warn(text)
-    if len(said) > _SHOWN:
-        output.warn(f"{len(said) - _SHOWN} more; `omniw4 inspect DIR --layers` shows them")
+    for text, paths in same_warnings(reports).items():
+        where = paths[0] if len(paths) == 1 else f"{len(paths)} linears, such as {paths[0]}"
+        output.warn(f"{where}: {text}")
+
+
+def same_warnings(reports: list[LayerReport]) -> dict[str, list[str]]:
+    """Every warning once, with the paths that have it; texts that differ in numbers alone count as one."""
+    paths: dict[str, list[str]] = {}
+    shown: dict[str, str] = {}
+    for r in reports:
+        for text in r.warnings:
+            kind = re.sub(r"[0-9][0-9.e+-]*", "#", text)
+            paths.setdefault(shown.setdefault(kind, text), []).append(r.path)
+    return paths
 
 
 def summary(
@@ -70,7 +87,7 @@ def summary(
         "bytes": total,
         "effective_bits": bits,
         "seconds": round(seconds, 1),
-        "layers": [{**r.to_dict(), "sqnr_db": _finite(r.sqnr_db)} for r in reports],
+        "layers": [{k: _finite(v) for k, v in r.to_dict().items()} for r in reports],
         "warnings": [f"{r.path}: {text}" for r in reports for text in r.warnings],
     }
     sizes = f"{size(total)} ({before / total:.1f}x smaller, {bits:.2f} bits a quantized weight)"
@@ -78,6 +95,6 @@ def summary(
     return document, text
 
 
-def _finite(value: float) -> float | None:
-    """JSON has no infinity, which the SQNR of an exact layer is."""
-    return value if abs(value) != float("inf") and value == value else None
+def _finite(value: Any) -> Any:
+    """JSON has neither infinity, which the SQNR of an exact layer is, nor NaN: None in their place."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
