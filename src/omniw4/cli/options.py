@@ -44,9 +44,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no n
 
 
 def start(*, json_mode: bool, quiet: bool) -> Output:
-    """Where a verb prints to; call it before anything imports transformers, whose bars obey the same rules."""
+    """Where a verb prints to. The progress bars of transformers obey the same rules, imported before this or after."""
     if quiet or json_mode or not is_terminal(sys.stderr):
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+        if imported := sys.modules.get("transformers.utils.logging"):
+            imported.disable_progress_bar()
     return Output(json_mode=json_mode, quiet=quiet)
 
 
