@@ -1,0 +1,25 @@
+"""Source models: load one, name its hash, find its repeated blocks and their linears.
+
+Everything that walks a model (calibrate, quantize, swap, verify) asks here which blocks and linears it has, so all
+verbs agree on the full module paths. The *backbone* is the module that holds the repeated blocks and runs them:
+``model`` in a causal LM of transformers, ``llm`` in OmniVoice.
+"""
+
+from omniw4.model.files import hash_source, source_hash
+from omniw4.model.loading import DTYPES, LoadedModel, load, skeleton
+from omniw4.model.tree import LinearShape, block_linears, find_backbone, find_blocks, find_linears, shapes
+
+__all__ = [
+    "DTYPES",
+    "LinearShape",
+    "LoadedModel",
+    "block_linears",
+    "find_backbone",
+    "find_blocks",
+    "find_linears",
+    "hash_source",
+    "load",
+    "shapes",
+    "skeleton",
+    "source_hash",
+]

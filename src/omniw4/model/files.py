@@ -1,0 +1,119 @@
+"""Where a source model's files are: checked before anything is loaded, and hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniw4.errors import ModelError
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    name: str
+    folder: Path
+    gguf: str | None
+
+    @property
+    def weights_root(self) -> Path:
+        return self.folder / self.gguf if self.gguf else self.folder
+
+
+def find_source(source: str | Path, gguf_file: str | None) -> SourceFiles:
+    name, path = str(source), Path(source).expanduser()
+    if not name:
+        raise ModelError("no model folder ''", hint="give a folder with config.json, or a Hub name")
+    if path.suffix == ".gguf" and path.is_file():
+        return SourceFiles(path.name, path.parent, path.name)
+    if path.is_file():
+        raise ModelError(f"{name!r} is a file, wanted a model folder", hint="name the folder that holds config.json")
+    if not path.is_dir():
+        looks_local = path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")) or path.suffix == ".gguf"
+        if looks_local:
+            raise ModelError(f"no model folder {name!r}", hint="give a folder with config.json, or a Hub name")
+        return SourceFiles(name, _from_hub(name, gguf_file), gguf_file)
+    ggufs = sorted(p.name for p in path.glob("*.gguf"))
+    label = path.resolve().name
+    if gguf_file is not None:
+        if not (path / gguf_file).is_file():
+            found = f"it holds {', '.join(ggufs)}" if ggufs else "it holds no .gguf file"
+            raise ModelError(f"no GGUF file {gguf_file!r} in model folder {name!r}; {found}")
+        return SourceFiles(label, path, gguf_file)
+    if not (path / "config.json").is_file():
+        hint = f"name the GGUF file with `--gguf-file {ggufs[0]}`" if ggufs else "give a Hugging Face model folder"
+        raise ModelError(f"model folder {name!r} holds no config.json", hint=hint)
+    weights = _weight_files(path)
+    if not weights:
+        raise ModelError(f"model folder {name!r} holds no weights (*.safetensors, *.bin)")
+    _check_safetensors(weights)
+    return SourceFiles(label, path, None)
+
+
+_hashes: dict[tuple[str, int, int], str] = {}
+
+
+def source_hash(source: str | Path, *, gguf_file: str | None = None) -> str:
+    """:func:`hash_source` of a model by the name a user gives, without loading it. Raises ModelError."""
+    return hash_source(find_source(source, gguf_file).weights_root)
+
+
+def hash_source(path: str | Path) -> str:
+    """SHA-256 over names and contents of a model's config and weight files (a folder), or of one GGUF file.
+
+    Tokenizer files do not count: calibration records the tokens themselves. Contents are hashed once a process.
+    """
+    path = Path(path)
+    files = [path] if path.is_file() else [path / "config.json", *_weight_files(path)]
+    total = hashlib.sha256()
+    for file in files:
+        stat = file.stat()
+        key = (str(file.resolve()), stat.st_size, stat.st_mtime_ns)
+        if key not in _hashes:
+            with file.open("rb") as f:
+                _hashes[key] = hashlib.file_digest(f, "sha256").hexdigest()
+        total.update(f"{file.name}\0{_hashes[key]}\n".encode())
+    return total.hexdigest()
+
+
+def _from_hub(name: str, gguf_file: str | None) -> Path:
+    """Folder of a Hub model's files: from the local cache, or downloaded."""
+    from huggingface_hub import snapshot_download
+
+    weights = gguf_file or "*.safetensors*"
+    with as_model_error(f"no local folder {name!r}, and no model of that name from the Hub", "check name and network"):
+        return Path(snapshot_download(name, allow_patterns=[weights, "*.json", "*.txt", "*.model", "*.py", "*.jinja"]))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = [p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file()]
+    tensors = [p for p in files if p.suffix == ".safetensors"]
+    return sorted(tensors or files)
+
+
+def _check_safetensors(files: list[Path]) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    for file in files:
+        if file.suffix != ".safetensors":
+            continue
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as e:
+            found = f"weights file {file.name!r} is damaged ({file.stat().st_size} bytes found)"
+            raise ModelError(f"{found}: {e}", hint="copy it again") from e
+
+
+@contextmanager
+def as_model_error(what: str, hint: str = "") -> Iterator[None]:
+    """Failures of transformers and huggingface_hub as one sentence; they raise nearly every builtin class."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as e:
+        reason = " ".join(f"no key {e}".split() if isinstance(e, KeyError) else str(e).split())
+        raise ModelError(f"{what}: {reason[:300]}", hint=hint) from e

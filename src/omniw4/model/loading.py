@@ -1,0 +1,198 @@
+"""Loading an unquantized model and its tokenizer."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from omniw4.errors import ModelError, UsageError
+from omniw4.model.files import SourceFiles, as_model_error, find_source, hash_source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A source model in memory.
+
+    ``source`` is what the user named, ``folder`` where its files lie (None for a model that came without files).
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase | None
+    source: str
+    hash: str
+    folder: Path | None = None
+
+
+def load(
+    source: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load an unquantized model and its tokenizer.
+
+    Args:
+        source: a Hugging Face model folder, a ``.gguf`` file, or a name on the Hub.
+        dtype: ``"float32"``, ``"float16"``, ``"bfloat16"``, or ``"auto"``: as stored, but float32 on a CPU (whose
+            16-bit arithmetic is slow) and for GGUF.
+        gguf_file: name of the GGUF file inside ``source``; its weights are dequantized.
+        trust_remote_code: run model code that comes with the folder.
+
+    Returns:
+        The model in eval mode on ``device``; the tokenizer is None where the folder has none.
+
+    Raises:
+        ModelError: missing or damaged files, an unknown architecture, an already quantized model, or weights whose
+            names or shapes do not fit the architecture (they would have become random numbers).
+        UsageError: a dtype that is none of the above.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UsageError(f"unknown dtype {dtype!r}", hint=f"use auto, {', '.join(DTYPES)}")
+    files = find_source(source, gguf_file)
+    config, loader = _architecture(files, trust_remote_code)
+    kwargs: dict[str, Any] = {"config": config} if files.gguf is None else _gguf_arguments(files.gguf)
+    if dtype == "auto" and (files.gguf or torch.device(device).type == "cpu"):
+        dtype = "float32"
+    kwargs["dtype"] = DTYPES.get(dtype, "auto")
+    if trust_remote_code:
+        kwargs["trust_remote_code"] = True
+    if _is_omnivoice(config):
+        kwargs["train"] = True  # without its codec and text tokenizer, which quantization does not need
+    with as_model_error(f"cannot load model {files.name!r}"), _no_bars_in_logs():
+        model, info = loader.from_pretrained(
+            files.folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
+    _refuse_misfits(info, files.name)
+    model = model.to(device).eval()
+    tokenizer = _load_tokenizer(files, trust_remote_code)
+    return LoadedModel(model, tokenizer, str(source), hash_source(files.weights_root), files.folder)
+
+
+def skeleton(source: str | Path, *, gguf_file: str | None = None, trust_remote_code: bool = False) -> nn.Module:
+    """The model without its weights (meta device): enough for shapes and a plan, in no time and memory."""
+    files = find_source(source, gguf_file)
+    config, loader = _architecture(files, trust_remote_code)
+    with as_model_error(f"cannot build model {files.name!r}"), torch.device("meta"):
+        return loader.from_config(config) if hasattr(loader, "from_config") else loader(config)
+
+
+def _architecture(files: SourceFiles, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The model's config, and the class whose ``from_pretrained`` loads it."""
+    import transformers
+
+    if files.gguf is None:
+        raw = _read_config(files)
+        if raw.get("quantization_config"):
+            method = raw["quantization_config"].get("quant_method", "an unknown method")
+            raise ModelError(f"model {files.name!r} is already quantized by {method}", hint="give the original model")
+        if raw.get("model_type") == "omnivoice":
+            _import_omnivoice(files.name)
+    hint = "" if trust_remote_code else "a model that brings its own code needs `--trust-remote-code`"
+    gguf = {"gguf_file": files.gguf} if files.gguf else {}
+    with as_model_error(f"unknown architecture of model {files.name!r}", hint):
+        config = transformers.AutoConfig.from_pretrained(files.folder, trust_remote_code=trust_remote_code, **gguf)
+    if _is_omnivoice(config):
+        return config, _import_omnivoice(files.name)
+    name = (config.architectures or ["AutoModelForCausalLM"])[0]
+    loader = getattr(transformers, name, None)
+    if loader is None and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {"AutoModelForCausalLM"}):
+        loader = transformers.AutoModel
+    return config, loader or transformers.AutoModelForCausalLM
+
+
+def _read_config(files: SourceFiles) -> dict[str, Any]:
+    try:
+        raw = json.loads((files.folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ModelError(f"config.json of model {files.name!r} is not readable JSON: {e}") from e
+    if not isinstance(raw, dict):
+        raise ModelError(f"config.json of model {files.name!r} holds a {type(raw).__name__}, wanted a mapping")
+    return raw
+
+
+def _is_omnivoice(config: Any) -> bool:
+    return getattr(config, "model_type", None) == "omnivoice"
+
+
+def _import_omnivoice(name: str) -> Any:
+    try:
+        from omnivoice.models.omnivoice import OmniVoice
+    except ImportError as e:
+        raise ModelError(
+            f"model {name!r} is an OmniVoice, and the package omnivoice cannot be imported: {e}",
+            hint="pip install omnivoice",
+        ) from e
+    return OmniVoice
+
+
+def _gguf_arguments(gguf_file: str) -> dict[str, Any]:
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)  # before it existed, GGUF weights were always dequantized
+    arguments: dict[str, Any] = {"gguf_file": gguf_file}
+    return arguments | {"quantization_config": config(dequantize=True)} if config else arguments
+
+
+def _load_tokenizer(files: SourceFiles, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    from transformers import AutoTokenizer
+
+    names = ("tokenizer.json", "tokenizer_config.json")
+    if files.gguf is None and not any((files.folder / name).is_file() for name in names):
+        return None
+    gguf = {"gguf_file": files.gguf} if files.gguf else {}
+    with as_model_error(f"cannot load the tokenizer of model {files.name!r}"):
+        return AutoTokenizer.from_pretrained(files.folder, trust_remote_code=trust_remote_code, **gguf)
+
+
+def _refuse_misfits(info: Any, name: str) -> None:
+    """Refuse weights that the architecture does not know, or lacks: transformers would go on with random numbers."""
+    info = info if isinstance(info, dict) else vars(info)
+    missing, mismatched, unexpected = (
+        sorted(key if isinstance(key, str) else _shapes_told(*key) for key in info.get(f"{kind}_keys") or ())
+        for kind in ("missing", "mismatched", "unexpected")
+    )
+    problems = [
+        f"{title} {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
+        for title, keys in (("lacks", missing), ("has other shapes for", mismatched), ("has the unknown", unexpected))
+        if keys
+    ]
+    if missing or mismatched:
+        raise ModelError(f"the weights of model {name!r} do not fit its config.json: it {'; it '.join(problems)}")
+
+
+def _shapes_told(key: str, found: Any, wanted: Any) -> str:
+    return f"{key} ({list(found)}, wanted {list(wanted)})"
+
+
+@contextmanager
+def _no_bars_in_logs() -> Iterator[None]:
+    """Without the progress bars of transformers where stderr is no terminal."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty():
+        yield
+        return
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):  # the bar of the GGUF reader heeds no setting; loggers are not redirected
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

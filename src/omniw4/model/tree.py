@@ -1,0 +1,62 @@
+"""A model's repeated blocks and their linears, and the backbone that runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from omniw4.errors import ModelError
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    out_features: int
+    in_features: int
+    bias: bool
+
+
+def find_backbone(model: nn.Module) -> tuple[str, nn.Module]:
+    """The module that runs the repeated blocks, with its full path ('' when it is the model itself)."""
+    path = _block_list(model)[0].rpartition(".")[0]
+    return path, model.get_submodule(path)
+
+
+def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The repeated blocks of the backbone, in order: the ModuleList that holds the most linear weights.
+
+    Raises:
+        ModelError: no ModuleList of the model holds an ``nn.Linear``.
+    """
+    path, blocks = _block_list(model)
+    return [(f"{path}.{i}" if path else str(i), block) for i, block in enumerate(blocks)]
+
+
+def find_linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """Every ``nn.Linear`` by its full path, in module order; a linear used at two places appears once."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """The linears inside the repeated blocks: what is quantized by default."""
+    blocks = find_blocks(model)
+    return {f"{prefix}.{path}": linear for prefix, block in blocks for path, linear in find_linears(block).items()}
+
+
+def shapes(model: nn.Module) -> dict[str, LinearShape]:
+    """Shape of every linear by full path."""
+    return {
+        path: LinearShape(linear.out_features, linear.in_features, linear.bias is not None)
+        for path, linear in find_linears(model).items()
+    }
+
+
+def _block_list(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    sizes = [sum(linear.weight.numel() for linear in find_linears(blocks).values()) for _, blocks in lists]
+    if max(sizes, default=0) == 0:
+        raise ModelError(
+            f"{type(model).__name__} has no repeated blocks made of nn.Linear",
+            hint="omniw4 quantizes decoder models whose blocks consist of nn.Linear, such as Qwen3 and Llama",
+        )
+    return lists[sizes.index(max(sizes))]  # the outermost of equals: named_modules goes from the root
