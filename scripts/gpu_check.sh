@@ -28,7 +28,7 @@ for name in "${steps[@]}"; do
     build) step build 240 python3 scripts/build_kernels.py || exit 1
            cp build/kernels/report.json "$OUT/ptxas.json" ;;
     test) TAIL=60 step test "${TEST_SECONDS:-300}" python3 -m pytest -q -m gpu -p no:cacheprovider --tb=short \
-            ${JOBS:+-n "$JOBS"} --junitxml "$OUT/test.xml" ${TESTS:-tests} ;;
+            ${JOBS:+-n "$JOBS"} --junitxml "$OUT/test.xml" ${TESTS:-$(grep -rl mark.gpu tests --include 'test_*.py')} ;;
     sanitize) step sanitize "${SANITIZE_SECONDS:-280}" python3 scripts/sanitize.py --json "$OUT/sanitize.json" ;;
     *) echo "error: no step $name; there are build, test, sanitize" >&2; exit 2 ;;
   esac
