@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,26 +26,30 @@ from problems import assert_same, relative_error
 from shapes import Shape, full, ids
 
 pytestmark = pytest.mark.gpu
+Record = Callable[[str, object], None]
 DTYPES = (torch.float16, torch.bfloat16)
 SHAPES = full()
 EPILOGUE_SHAPES = [Shape(1, 1024, 1024), Shape(61, 6144, 1024), Shape(705, 6144, 1024), Shape(33, 72, 320, 40)]
 
 
-def assert_bounded(found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
+def assert_bounded(record: Record, name: str, found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
+    """At most twice the error that plain torch makes in the same dtype; both go into the test report."""
     ours, theirs = relative_error(found, exact), relative_error(plain, exact)
+    record(f"{name} error", ours)
+    record(f"{name} error of plain torch", theirs)
     assert ours <= 2 * theirs + 1e-9, f"error {ours:.3g} against FP64, plain torch {theirs:.3g}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=ids(SHAPES))
-def test_every_shape(shape: Shape, dtype: torch.dtype) -> None:
+def test_every_shape(shape: Shape, dtype: torch.dtype, record_property: Record) -> None:
     x, linear = for_shape(shape, dtype)
     acts = quantize(x, linear)
     y = gemm(acts, linear, dtype, tokens=shape.m)
     codes, scales = canonical_codes(acts, shape.m)
     exact = in_dtype(codes, scales, acts[2], linear, torch.float64)
     assert y.shape == exact.shape
-    assert_bounded(y, in_dtype(codes, scales, acts[2], linear, dtype), exact)
+    assert_bounded(record_property, "plain", y, in_dtype(codes, scales, acts[2], linear, dtype), exact)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=ids(SHAPES))
@@ -78,7 +83,7 @@ def test_the_largest_sums_are_exact() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", EPILOGUE_SHAPES, ids=str)
-def test_epilogues(shape: Shape, dtype: torch.dtype) -> None:
+def test_epilogues(shape: Shape, dtype: torch.dtype, record_property: Record) -> None:
     x, linear = for_shape(shape, dtype)
     acts = quantize(x, linear)
     codes, scales = canonical_codes(acts, shape.m)
@@ -86,9 +91,11 @@ def test_epilogues(shape: Shape, dtype: torch.dtype) -> None:
     plain = in_dtype(codes, scales, acts[2], linear, dtype)
     residual = torch.randn(shape.m, shape.n, generator=torch.Generator(DEVICE).manual_seed(5), device=DEVICE).to(dtype)
     y = gemm(acts, linear, dtype, epilogue="residual", residual=residual, tokens=shape.m)
-    assert_bounded(y, plain + residual, exact + residual.double())
+    assert_bounded(record_property, "residual", y, plain + residual, exact + residual.double())
     y = gemm(acts, linear, dtype, epilogue="swiglu", tokens=shape.m)
-    assert_bounded(y, F.silu(plain[:, 0::2]) * plain[:, 1::2], F.silu(exact[:, 0::2]) * exact[:, 1::2])
+    assert_bounded(
+        record_property, "swiglu", y, F.silu(plain[:, 0::2]) * plain[:, 1::2], F.silu(exact[:, 0::2]) * exact[:, 1::2]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
