@@ -286,16 +286,16 @@ def _gemm_qknorm_rope(
     op = "gemm_qknorm_rope"
     linear = (qact, a_scales, qweight, w_scales, lora_act, proj_up, bias)
     rotary = (q_weight, k_weight, cos, sin, positions)
-    sizes = (num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype)
+    sizes: tuple[Any, ...] = (num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype)
     if layout == CANONICAL:
         return gemm_qknorm_rope_ref(*linear, *rotary, *sizes)
     check_gemm_qknorm_rope(*linear, *rotary, *sizes)
     require(head_dim in HEAD_DIMS, op, f"head_dim is {head_dim}, the kernels have {HEAD_DIMS}")
-    heads = _heads(*rotary)
+    tensors = _heads(*rotary)
+    heads: dict[str, Any] = {name: _address(tensor) for name, tensor in tensors.items()}
     return _gemm(
         op, *linear, None, tokens, (num_heads + 2 * num_kv_heads) * head_dim, act_bits, "qknorm_rope", dtype, layout,
-        q_heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, eps=eps, table_rows=cos.shape[0],
-        **{name: _address(tensor) for name, tensor in heads.items()},
+        q_heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, eps=eps, table_rows=cos.shape[0], **heads,
     )  # fmt: skip
 
 
