@@ -53,6 +53,6 @@ def test_to_moves_every_tensor() -> None:
 
 
 def test_reports_and_specs_are_plain_json() -> None:
-    report = LayerReport("a.b", 8, 64, "gptq", 0.01, 20.0, 0.01, 0.4, rounds=[0.02, 0.01], best_round=1)
+    report = LayerReport("a.b", 8, 64, "gptq", 0.01, 20.0, 0.01, 0.4, rounds=[0.02, 0.01], best_round=1, rtn_error=0.02)
     assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
     assert LinearSpec(**json.loads(json.dumps(LinearSpec(rank=32).to_dict()))) == LinearSpec(rank=32)
