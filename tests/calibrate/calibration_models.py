@@ -19,9 +19,9 @@ from tiny_models import llama, qwen3
 class OmniVoiceLike(nn.Module):
     """A wrapper that keeps its backbone under ``llm`` and feeds it embeddings."""
 
-    def __init__(self) -> None:
+    def __init__(self, attention: str = "sdpa") -> None:
         super().__init__()
-        self.llm = qwen3().model
+        self.llm = qwen3(attn_implementation=attention).model
         self.heads = nn.ModuleList(nn.Linear(128, 16) for _ in range(2))
 
 

@@ -28,9 +28,9 @@ def write(path: Path, metadata: dict[str, str] | None = None, **tensors: torch.T
     return path
 
 
-def statistics(path: Path, batch_size: int = 1) -> dict[str, Any]:
+def statistics(path: Path, batch_size: int = 1, attention: str = "sdpa") -> dict[str, Any]:
     sink = Collected()
-    capture(OmniVoiceLike(), read_hidden(path), sink, batch_size=batch_size)
+    capture(OmniVoiceLike(attention), read_hidden(path), sink, batch_size=batch_size)
     return sink.stats
 
 
@@ -56,12 +56,13 @@ def test_padding_is_never_counted(tmp_path: Path, batch_size: int, attention: st
 
 
 @pytest.mark.parametrize("axes", [3, 4])
-def test_a_given_4d_mask_is_used(tmp_path: Path, axes: int) -> None:
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_given_4d_mask_is_used(tmp_path: Path, axes: int, attention: str) -> None:
     """OmniVoice's own: real tokens see each other both ways, padding sees itself or nothing."""
     allowed = MASK[:, None, :, None] & MASK[:, None, None, :]
     path = write(tmp_path / "h.safetensors", attention_mask=allowed if axes == 4 else allowed[:, 0].contiguous())
     wanted = alone(bidirectional=True)
-    for linear, stats in statistics(path, 3).items():
+    for linear, stats in statistics(path, 3, attention).items():
         assert_same(stats, wanted[linear], linear)
 
 

@@ -64,8 +64,7 @@ class HiddenSource:
     def batch(self, start: int, stop: int, backbone: nn.Module) -> Batch:
         parameter = next(backbone.parameters())
         mask = self.mask[start:stop].to(parameter.device)
-        hidden = self.hidden_states[start:stop].to(parameter)
-        inputs: dict[str, Any] = {"inputs_embeds": hidden.masked_fill(~mask[..., None], 0.0)}  # may be NaN
+        inputs: dict[str, Any] = {"inputs_embeds": self.hidden_states[start:stop].to(parameter)}
         if self.attention_mask is not None:
             inputs["attention_mask"] = _attention(self.attention_mask[start:stop].to(parameter.device), backbone)
         elif self.bidirectional:
@@ -151,14 +150,7 @@ def _checked(
 
 
 def _attention(allowed: torch.Tensor, backbone: nn.Module) -> torch.Tensor:
-    """A 4-D mask ``[B, 1, L, L]`` in the form the backbone's attention wants.
-
-    A row that may attend to nothing (padding) attends to itself: softmax over nothing is NaN, and NaN times a
-    weight of zero is NaN in every other row.
-    """
-    length = allowed.shape[-1]
-    empty = ~allowed.any(-1, keepdim=True)
-    allowed = allowed | (empty & torch.eye(length, dtype=torch.bool, device=allowed.device))
+    """A 4-D mask ``[B, 1, L, L]`` bool in the form the backbone's attention wants: eager attention adds it."""
     if getattr(getattr(backbone, "config", None), "_attn_implementation", "sdpa") != "eager":
         return allowed
     dtype = next(backbone.parameters()).dtype
