@@ -7,12 +7,12 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import make_checkpoint, make_model, make_tokenizer
 
 from omniw4 import verify
 from omniw4.calibrate.dataset import tokenize
 from omniw4.config import Gates, Verify
 from omniw4.errors import CheckpointError, DatasetError, UsageError
+from tiny_checkpoint import make_checkpoint, make_model, make_tokenizer
 
 SETTINGS = Verify(windows=3, seq_len=48)
 DOWN = "model.layers.1.mlp.down_proj"
