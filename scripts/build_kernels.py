@@ -193,7 +193,7 @@ def main() -> int:
         kernels = build(args.archs.replace(",", " ").split(), args.jobs)
         if args.table:
             ptxas_report.write_table(args.table, kernels)
-    except BuildError as e:
+    except (BuildError, ValueError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
     spilled = [k for k in kernels if k.spill_stores or k.spill_loads]
