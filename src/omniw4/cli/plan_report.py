@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from omniw4.config import Recipe
     from omniw4.quantize.plan import Plan, PlanEntry
 
-_OVERHEAD = 4.0  # measured time over that of the operations counted here (SmolLM2-135M, seed recipe, two cores)
+_OVERHEAD = 2.0  # measured time over that of the operations counted here (SmolLM2-135M, two cores)
 
 
 def document(
@@ -53,7 +53,10 @@ def text(plan: Plan, told: dict[str, Any]) -> str:
     facts = [
         ("linears", f"{told['quantized']} quantized, {told['skipped']} as they are"),
         ("model", f"{before} before, {after} after, {told['effective_bits']:.2f} bits a quantized weight"),
-        ("peak memory", f"about {size(told['peak_memory_bytes'])}: the model, and one group's working set"),
+        (
+            "peak memory",
+            f"about {size(told['peak_memory_bytes'])}: the model and one group's working set, besides Python and torch",
+        ),
         ("disk", f"{size(told['disk_bytes'])} while it runs, {after} when it is done"),
         ("time", f"about {clock(told['estimated_seconds'])}"),
     ]
