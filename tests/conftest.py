@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# The package omnivoice imports torchaudio, and transformers looks once, when it is imported, whether there is one.
+if importlib.util.find_spec("torchaudio") is None:
+    STUBS = str(Path(__file__).resolve().parent / "stubs")
+    sys.path.append(STUBS)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), STUBS)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,26 +1,21 @@
 """A tiny random OmniVoice of full structure, built without the Hub and saved as an ordinary model folder.
 
 Needs the package omnivoice (0.2, installed without its dependencies) and pydub and soundfile, which it imports. It also
-imports torchaudio; where that is missing, :func:`require_omnivoice` puts ``tests/stubs`` on the path.
+imports torchaudio; where that is missing, conftest.py puts ``tests/stubs`` on the path.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
-STUBS = Path(__file__).resolve().parent / "stubs"
-
 
 def require_omnivoice() -> type:
     """The class OmniVoice; skips the test, with the reason, where the package is not installed."""
-    if importlib.util.find_spec("torchaudio") is None:
-        sys.path.append(str(STUBS))
     for package in ("omnivoice", "pydub", "soundfile"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"the package {package} is not installed (pip install --no-deps omnivoice pydub soundfile)")

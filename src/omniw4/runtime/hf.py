@@ -25,6 +25,7 @@ from omniw4.checkpoint.reader import TORCH_DTYPES
 from omniw4.checkpoint.schema import PARTS
 from omniw4.errors import MissingTensorError, ModelError, RenamedTensorError, TensorShapeError, UnexpectedTensorError
 from omniw4.runtime.linear import W4A4Linear
+from omniw4.runtime.prepare import prepare
 from omniw4.runtime.swap import nearest, replace
 from omniw4.tensors import LinearSpec, QuantizedLinear
 
@@ -58,22 +59,24 @@ class OmniW4Quantizer(HfQuantizer):
         return False  # save_pretrained would lose the recipe, the reports and the hashes; copy the folder instead
 
     def _process_model_before_weight_loading(
-        self, model: nn.Module, checkpoint_files: list[str] | None = None, dtype: torch.dtype | None = None, **_: Any
+        self, model: nn.Module, checkpoint_files: list[str] | None = None, **_: Any
     ) -> nn.Module:
         if not checkpoint_files:
             raise ModelError("an omniw4 model is loaded from its checkpoint folder, found a state dict")
-        checkpoint = Checkpoint.open(Path(checkpoint_files[0]).parent)
-        install(model, checkpoint)
-        self.dtype = dtype
+        self.checkpoint = Checkpoint.open(Path(checkpoint_files[0]).parent)
+        self.paths = install(model, self.checkpoint)
         return model
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
-        prepare(model, self.dtype)
+        prepare(model, self.checkpoint, self.paths, model.dtype)  # type: ignore[arg-type]
         return model
 
 
-def install(model: nn.Module, checkpoint: Checkpoint) -> None:
+def install(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
     """Put empty quantized linears into a model on the meta device, and check that the checkpoint fills all of it.
+
+    Returns:
+        Module path in the model -> path in the checkpoint, of every quantized linear put in.
 
     Raises:
         TensorShapeError: a linear of another shape than the model's.
@@ -84,6 +87,7 @@ def install(model: nn.Module, checkpoint: Checkpoint) -> None:
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     infos = {name: info for file in checkpoint.files for name, info in file.tensors.items()}
     replacements: dict[str, W4A4Linear] = {}
+    paths: dict[str, str] = {}
     for path, stored in checkpoint.linears.items():
         # AutoModel loads the backbone out of a causal LM's checkpoint, and the other way round
         place = next((p for p in (path, path.removeprefix(prefix), prefix + path) if p in linears), None)
@@ -100,15 +104,10 @@ def install(model: nn.Module, checkpoint: Checkpoint) -> None:
         if stored.bias and linears[place].bias is None:
             raise UnexpectedTensorError(f"tensor '{path}.bias' is there, the model its config.json describes has none")
         replacements[place] = _empty(path, checkpoint.specs[path], infos, bias=linears[place].bias is not None)
+        paths[place] = path
     replace(model, replacements, kept={})
     check_tensors(model, infos)
-
-
-def prepare(model: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Repack every quantized linear of a model for the kernels of the device it is on."""
-    for module in model.modules():
-        if isinstance(module, W4A4Linear):
-            module.prepare(dtype=dtype)
+    return paths
 
 
 def check_tensors(model: nn.Module, stored: Mapping[str, TensorInfo]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,20 @@ class W4A4Linear(nn.Module):
         """The tensors as they are on disk (shared, not copied)."""
         return QuantizedLinear(self.spec, **{name: getattr(self, name) for name in _NAMES})
 
-    def prepare(self, layout: str | None = None, *, dtype: torch.dtype | None = None) -> None:
+    def prepare(
+        self,
+        layout: str | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        packed: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         """Repack the weights for a kernel family, beside the canonical ones.
 
         Args:
             layout: a layout of :mod:`omniw4.repack`, "canonical" to go back to the reference, or None for the best
                 family compiled for the device the module is on.
             dtype: of the activations to come; the low-rank branch is converted to it once instead of at each call.
+            packed: what the layout's ``pack`` gives for this linear, where it is known already (the repack cache).
 
         Raises:
             LayoutError: the layout is unknown or does not fit the linear.
@@ -94,15 +101,14 @@ class W4A4Linear(nn.Module):
         family = repack.get(layout)
         if reason := family.unsupported(self.spec):
             raise LayoutError(f"layout {layout!r} cannot run this linear: {reason}")
-        packed = family.pack(self.quantized())
-        if (smooth := packed.pop("smooth", None)) is not None:
-            packed["inv_smooth"] = smooth.float().reciprocal()
-        packed.pop("bias", None)  # the op takes it as it is
-        for name, tensor in packed.items():
-            if dtype is not None and name in ("proj_down", "proj_up"):
-                tensor = tensor.to(dtype)
-            self.register_buffer(f"packed_{name}", tensor, persistent=False)
-        self._packed_names = tuple(f"packed_{name}" for name in packed)
+        tensors = dict(family.pack(self.quantized()) if packed is None else packed)
+        if (smooth := tensors.pop("smooth", None)) is not None:
+            tensors["inv_smooth"] = smooth.float().reciprocal()
+        tensors.pop("bias", None)  # the op takes it as it is
+        for name, tensor in tensors.items():
+            kept = dtype if dtype is not None and name in ("proj_down", "proj_up") else tensor.dtype
+            self.register_buffer(f"packed_{name}", tensor.to(self.qweight.device, kept), persistent=False)
+        self._packed_names = tuple(f"packed_{name}" for name in tensors)
         self.layout = layout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def load(
         dtype = torch.float32
     if dtype == torch.float32 and device.type == "cuda":
         raise UsageError("dtype float32 is not for a GPU", hint="use float16 or bfloat16, or `--device cpu`")
-    arguments: dict[str, Any] = {"dtype": dtype}
+    arguments: dict[str, Any] = {"dtype": dtype, "device_map": {"": device}}
     if trust_remote_code:
         arguments["trust_remote_code"] = True
     try:
@@ -58,7 +58,7 @@ def load(
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as e:
         reason = " ".join(str(e).split())[:300]
         raise ModelError(f"cannot load checkpoint {checkpoint.folder.name!r}: {reason}") from e
-    return model.to(device).eval()
+    return model.eval()
 
 
 def _loader(checkpoint: Checkpoint, arguments: dict[str, Any]) -> Any:
