@@ -91,7 +91,8 @@ DType dtype_of(const std::string& name) {
 Layout layout_of(const std::string& name) {
     if (name == "canonical") return Layout::kCanonical;
     if (name == "mma_s4") return Layout::kMmaS4;
-    if (name == "mma_s8" || name == "wgmma_s8") return Layout::kTransposedScales;
+    if (name == "mma_s8") return Layout::kTransposedScales;
+    if (name == "wgmma_s8") return Layout::kWgmmaS8;
     throw std::invalid_argument("layout is '" + name + "', wanted canonical, mma_s4, mma_s8 or wgmma_s8");
 }
 
@@ -196,7 +197,7 @@ void gemm_lora_up(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr
                   int in_features, int rank, bool lora_act_packed, int tile, const std::string& epilogue,
                   const std::string& dtype, int device, uintptr_t stream, uintptr_t q_weight, uintptr_t k_weight,
                   uintptr_t cos, uintptr_t sin, uintptr_t positions, int64_t table_rows, int q_heads, int kv_heads,
-                  int head_dim, float eps) {
+                  int head_dim, float eps, const std::string& layout, int act_bits) {
     GemmLoraUpParams p{};
     p.qact = pointer<void>(qact);
     p.a_scales = pointer<void>(a_scales);
@@ -216,6 +217,8 @@ void gemm_lora_up(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr
     p.tile = tile;
     p.epilogue = epilogue_of(epilogue);
     p.dtype = dtype_of(dtype);
+    p.layout = layout_of(layout);
+    p.act_bits = act_bits;
     const DeviceGuard guard(device);
     const Status status = launch_gemm_lora_up(p, pointer<CUstream_st>(stream));
     raise_on_failure(status, "gemm_lora_up", {{"M", rows}, {"N", out_features}, {"K", in_features}, {"R", rank}});
@@ -241,11 +244,21 @@ py::list kernels() {
     return list;
 }
 
-// Loads every kernel onto a device (a graph capture must not be the first to need one) and says what each one takes.
+// Whether a device runs code for sm_90a, which no other does.
+bool is_hopper(int device) {
+    int major = 0, minor = 0;
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
+           minor == 0;
+}
+
+// Loads every kernel onto a device that can run it (a graph capture must not be the first to need one) and says what each one takes.
 py::list load(int device) {
     const DeviceGuard guard(device);
+    const bool hopper = is_hopper(device);
     py::list list;
     for (const KernelInfo& kernel : compiled_kernels()) {
+        if (!hopper && std::string(kernel.name).find("sm90a") != std::string::npos) continue;
         cudaFuncAttributes attributes{};
         const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.function);
         if (error != cudaSuccess) {
@@ -296,7 +309,7 @@ PYBIND11_MODULE(w4a4ops, m) {
           arg("in_features"), arg("rank"), arg("lora_act_packed"), arg("tile"), arg("epilogue"), arg("dtype"),
           arg("device"), arg("stream"), arg("q_weight") = 0, arg("k_weight") = 0, arg("cos") = 0, arg("sin") = 0,
           arg("positions") = 0, arg("table_rows") = 0, arg("q_heads") = 0, arg("kv_heads") = 0, arg("head_dim") = 0,
-          arg("eps") = 0.0f);
+          arg("eps") = 0.0f, arg("layout") = "mma_s4", arg("act_bits") = 4);
 }
 
 }  // namespace omniw4

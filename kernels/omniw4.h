@@ -29,9 +29,12 @@ enum class DType : int32_t { kFloat16 = 0, kBFloat16 = 1 };
 
 // Where codes and scales lie; docs/mma-layouts.md draws the second.
 enum class Layout : int32_t {
-    kCanonical = 0,        // qact [M, K/2] nibbles, [M, K] int8 or [M, K] dtype; a_scales [M, K/64] or [M, 1]
-    kMmaS4 = 1,            // qact [M'/16, K/64, 32, 16] bytes, a_scales [K/64, M']; 4-bit only
-    kTransposedScales = 2  // qact as canonical, a_scales [K/64, M'] or [1, M']: families that widen nibbles to bytes
+    kCanonical = 0,         // qact [M, K/2] nibbles, [M, K] int8 or [M, K] dtype; a_scales [M, K/64] or [M, 1]
+    kMmaS4 = 1,             // qact [M'/16, K/64, 32, 16] bytes, a_scales [K/64, M']; 4-bit only
+    kTransposedScales = 2,  // qact as canonical, a_scales [K/64, M'] or [1, M']: families that widen nibbles to bytes
+    // qact [K/128, M', 128] int8 swizzled, a_scales FP32 [K/128, M'/16, 2, 16] or [M'], K/128 rounded up; lora_act
+    // [R'/16, M'/8, 32, 4] of dtype
+    kWgmmaS8 = 3
 };
 
 // y[m] = 1 / sqrt(mean(x[m]^2) + eps), in FP32.
@@ -52,7 +55,7 @@ struct QuantizeLoraDownParams {
     const void* proj_down;    // [K, R'] row-major, or null when R' = 0
     void* qact;               // see Layout
     void* a_scales;           // FP16, see Layout; not written for 16-bit activations
-    float* lora_act;          // [M, R'] row-major, or null when R' = 0
+    float* lora_act;          // [M, R'] row-major (but see Layout), or null when R' = 0
     int64_t rows, row_stride;
     int32_t cols;      // multiple of 64
     int32_t rank;      // R', multiple of 16, at most 256
@@ -95,12 +98,12 @@ enum class Epilogue : int32_t {
 
 // acc = sum over groups of (qact . qweight) * a_scale * w_scale + lora_act * proj_up^T + bias, in FP32.
 struct GemmLoraUpParams {
-    const void* qact;      // Layout::kMmaS4
-    const void* a_scales;  // Layout::kMmaS4
-    const void* qweight;   // [N'/128, K/64, 8, 32, 16] bytes
-    const void* w_scales;  // [N'/128, K/64, 128] FP16
-    const void* lora_act;  // FP32 [M, R'], or packed (PackLoraActParams), or null when R' = 0
-    const void* proj_up;   // [N', R'], or null when R' = 0
+    const void* qact;      // see Layout
+    const void* a_scales;  // see Layout
+    const void* qweight;   // kMmaS4: [N'/128, K/64, 8, 32, 16] bytes; kWgmmaS8: [N'/64, K/64, 2176], scales inside
+    const void* w_scales;  // kMmaS4: [N'/128, K/64, 128] FP16
+    const void* lora_act;  // kMmaS4: FP32 [M, R'], or packed (PackLoraActParams); see Layout; null when R' = 0
+    const void* proj_up;   // kMmaS4: [N', R']; kWgmmaS8: [R'/16, N'/16, 32, 8]; null when R' = 0
     const void* bias;      // [N] or null
     const void* residual;  // [M, N], for kResidual
     void* y;
@@ -110,9 +113,12 @@ struct GemmLoraUpParams {
     int32_t in_features;   // K, multiple of 64
     int32_t rank;          // R', multiple of 16, at most 256
     bool lora_act_packed;
-    int32_t tile;  // rows a block owns: 16 or 128; 0: chosen by shape. The result does not depend on it
-    Epilogue epilogue;
+    int32_t tile;       // 0: chosen by shape. kMmaS4: rows a block owns, 16 or 128; kWgmmaS8: 1 to 5, tuning_sm90a.h.
+                        // The result does not depend on it
+    Epilogue epilogue;  // all but kQkNormRope for kWgmmaS8
     DType dtype;
+    Layout layout;     // kMmaS4 or kWgmmaS8
+    int32_t act_bits;  // 4, or 8 for kWgmmaS8
 };
 
 Status launch_inv_rms(const InvRmsParams& params, cudaStream_t stream);

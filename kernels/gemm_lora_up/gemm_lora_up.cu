@@ -8,6 +8,11 @@ Status launch_plain_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
 Status launch_residual_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
 Status launch_swiglu_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
 Status launch_qknorm_rope_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+
+// Null where sm_90a is not among the architectures compiled for.
+using Launcher = Status(const GemmLoraUpParams& p, cudaStream_t stream);
+[[gnu::weak]] Launcher launch_a4_plain_sm90a, launch_a4_residual_sm90a, launch_a4_swiglu_sm90a;
+[[gnu::weak]] Launcher launch_a8_plain_sm90a, launch_a8_residual_sm90a, launch_a8_swiglu_sm90a;
 }  // namespace gemm
 
 namespace {
@@ -23,15 +28,21 @@ Status check_heads(const GemmLoraUpParams& p) {
     return aligned16(h.q_weight) && aligned16(h.k_weight) ? Status::kOk : Status::kMisaligned;
 }
 
+bool known_tile(const GemmLoraUpParams& p) {
+    if (p.layout == Layout::kWgmmaS8) return p.tile >= 0 && p.tile <= 5;
+    return p.tile == 0 || p.tile == 16 || p.tile == 128;
+}
+
 Status check(const GemmLoraUpParams& p) {
     if (p.rows < 0 || p.rows > (int64_t{1} << 31)) return Status::kBadShape;
     if (p.out_features <= 0 || p.out_features % 8 != 0) return Status::kBadShape;
     if (p.in_features <= 0 || p.in_features % kGroup != 0) return Status::kBadShape;
     if (p.rank < 0 || p.rank > kMaxRank || p.rank % kRowTile != 0) return Status::kBadShape;
-    if (p.tile != 0 && p.tile != 16 && p.tile != 128) return Status::kUnsupported;
+    if (!known_tile(p)) return Status::kUnsupported;
     if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return Status::kUnsupported;
     const bool complete = p.rows == 0 || (p.qact != nullptr && p.a_scales != nullptr && p.y != nullptr);
-    if (!complete || p.qweight == nullptr || p.w_scales == nullptr) return Status::kMissing;
+    const bool scales = p.w_scales != nullptr || p.layout == Layout::kWgmmaS8;
+    if (!complete || p.qweight == nullptr || !scales) return Status::kMissing;
     if (p.rank > 0 && p.rows > 0 && (p.lora_act == nullptr || p.proj_up == nullptr)) return Status::kMissing;
     if (p.epilogue == Epilogue::kResidual && p.rows > 0 && p.residual == nullptr) return Status::kMissing;
     const void* pointers[] = {p.qact,    p.a_scales, p.qweight,  p.w_scales, p.lora_act,
@@ -42,10 +53,27 @@ Status check(const GemmLoraUpParams& p) {
     return p.epilogue == Epilogue::kQkNormRope && p.rows > 0 ? check_heads(p) : Status::kOk;
 }
 
+Status launch_wgmma(const GemmLoraUpParams& p, cudaStream_t stream) {
+    const bool narrow = p.act_bits == 4;
+    gemm::Launcher* launcher = nullptr;
+    switch (p.epilogue) {
+        case Epilogue::kPlain: launcher = narrow ? gemm::launch_a4_plain_sm90a : gemm::launch_a8_plain_sm90a; break;
+        case Epilogue::kResidual:
+            launcher = narrow ? gemm::launch_a4_residual_sm90a : gemm::launch_a8_residual_sm90a;
+            break;
+        case Epilogue::kSwiglu: launcher = narrow ? gemm::launch_a4_swiglu_sm90a : gemm::launch_a8_swiglu_sm90a; break;
+        case Epilogue::kQkNormRope: break;
+    }
+    const bool compiled = launcher != nullptr && (narrow || p.act_bits == 8);
+    return compiled ? launcher(p, stream) : Status::kUnsupported;
+}
+
 }  // namespace
 
 Status launch_gemm_lora_up(const GemmLoraUpParams& p, cudaStream_t stream) {
     if (const Status status = check(p); status != Status::kOk || p.rows == 0) return status;
+    if (p.layout == Layout::kWgmmaS8) return launch_wgmma(p, stream);
+    if (p.layout != Layout::kMmaS4 || p.act_bits != 4) return Status::kUnsupported;
     switch (p.epilogue) {
         case Epilogue::kPlain: return gemm::launch_plain_sm80(p, stream);
         case Epilogue::kResidual: return gemm::launch_residual_sm80(p, stream);

@@ -141,9 +141,9 @@ def test_refusals_leave_the_process_alive() -> None:
     with pytest.raises(OmniW4Error, match="has shape"):
         gemm(acts, linear, torch.float16, tokens=70)
     packed = repack.get(LAYOUT).pack(linear)
-    with pytest.raises(OmniW4Error, match="no GEMM kernel reads layout 'wgmma_s8'"):
+    with pytest.raises(OmniW4Error, match="no GEMM kernel reads layout 'mma_s8'"):
         ops.gemm_lora_up(acts[0], acts[1], packed["qweight"], packed["w_scales"], None, None, None, None, 5, 72, 4,
-                         "plain", torch.float16, "wgmma_s8")  # fmt: skip
+                         "plain", torch.float16, "mma_s8")  # fmt: skip
     assert gemm(acts, linear, torch.float16, tokens=5).isfinite().all()
     empty = input_on_gpu(0, 128, torch.float16)
     assert gemm(quantize(empty, linear), linear, torch.float16, tokens=0).shape == (0, 72)

@@ -59,3 +59,59 @@ def widened_weights(linear: QuantizedLinear, n_tile: int) -> tuple[torch.Tensor,
         for kb in range(k_blocks):
             scales[n // 64, kb, n % 64 // 16, n % 8, n % 16 // 8] = linear.w_scales[n, kb]
     return out, scales
+
+
+def wgmma_weights(linear: QuantizedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scales = widened_weights(linear, 128)
+    blocks, groups = codes.shape[:2]
+    out = torch.zeros(blocks, groups, 2176, dtype=torch.uint8)
+    for nb in range(blocks):
+        for kb in range(groups):
+            out[nb, kb, :2048] = codes[nb, kb].flatten()
+            out[nb, kb, 2048:] = scales[nb, kb].flatten().view(torch.uint8)
+    return out, torch.zeros(blocks, groups, 0, dtype=torch.float16)
+
+
+def wgmma_proj_up(proj_up: torch.Tensor) -> torch.Tensor:
+    n, rank = proj_up.shape
+    out = torch.zeros(-(-rank // 16), -(-n // 128) * 8, 32, 8, dtype=proj_up.dtype)
+    for f in range(n):
+        for r in range(rank):
+            lane = (f % 8) * 4 + r % 8 // 2
+            register = 2 * (r % 16 // 8) + f % 16 // 8
+            out[r // 16, f // 16, lane, register * 2 + r % 2] = proj_up[f, r]
+    return out
+
+
+def wgmma_row(m: int) -> int:
+    """Where token m lies: of sixteen, 4t + 2h + e in row 8h + 2t + e."""
+    t, h, e = m % 16 // 4, m % 4 // 2, m % 2
+    return m // 16 * 16 + 8 * h + 2 * t + e
+
+
+def wgmma_activations(codes: torch.Tensor, a_scales: torch.Tensor, act_bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, k = codes.shape
+    m16 = -(-tokens // 16)
+    out = torch.zeros(-(-k // 128), m16 * 16, 128, dtype=torch.int8)
+    scales = torch.zeros(m16 * 16) if act_bits == 8 else torch.zeros(-(-k // 128), m16, 2, 16)
+    for m in range(tokens):
+        row = wgmma_row(m)
+        for column in range(k):
+            chunk = column % 128 // 16 ^ row % 8
+            out[column // 128, row, chunk * 16 + column % 16] = codes[m, column]
+        if act_bits == 8:
+            scales[m] = a_scales[m, 0]
+        else:
+            for group in range(k // 64):
+                scales[group // 2, m // 16, group % 2, m % 16] = a_scales[m, group]
+    return out, scales
+
+
+def wgmma_lora_act(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(-(-x.shape[1] // 16), -(-x.shape[0] // 16) * 2, 32, 4, dtype=x.dtype)
+    for m in range(x.shape[0]):
+        row = wgmma_row(m)
+        for r in range(x.shape[1]):
+            lane = (row % 8) * 4 + r % 8 // 2
+            out[r // 16, row // 8, lane, (r % 16 // 8) * 2 + r % 2] = x[m, r]
+    return out

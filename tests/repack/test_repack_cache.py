@@ -58,7 +58,10 @@ def checkpoint() -> FakeCheckpoint:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cache_gives_back_the_checkpoint(tmp_path: Path, checkpoint: FakeCheckpoint, layout: str) -> None:
     report = cache.write(tmp_path, checkpoint, layout)
-    assert report.file == tmp_path / ".omniw4-cache" / f"{layout}-v1-0123456789abcdef.safetensors"
+    assert (
+        report.file
+        == tmp_path / ".omniw4-cache" / f"{layout}-v{repack.get(layout).VERSION}-0123456789abcdef.safetensors"
+    )
     assert (report.linears, report.skipped, report.reused) == (3, {}, False)
     assert report.bytes == report.file.stat().st_size
     with cache.Cache.open(tmp_path, checkpoint, layout) as opened:

@@ -1,5 +1,7 @@
 """One MMA instruction at a time, simulated from the packed fragments, against the plain integer product."""
 
+from dataclasses import replace
+
 import mma_simulator as sim
 import pytest
 import torch
@@ -114,13 +116,46 @@ def test_wgmma_s8_gives_sixteen_times_the_integer_product(n: int, k: int, tokens
     for nb in range(padded_n // 64):
         for kb in range(k // 64):
             d = torch.zeros(128, tokens_in_tile // 2, dtype=torch.int64)
-            for step, a in enumerate(widen(sim.words(packed["qweight"][nb, kb].reshape(128, 16)))):
+            block = packed["qweight"][nb, kb]
+            for step, a in enumerate(widen(sim.words(block[:2048].reshape(128, 16)))):
                 start = kb * 64 + step * 32
                 d += sim.wgmma_m64k32_s8(a, tokens[:, start : start + 32].T)
             case = f"nb={nb} kb={kb}"
             assert_same(d, wanted[kb][columns, nb * 64 + rows], case)
-            found = packed["w_scales"][nb, kb][rows // 16, rows % 8, rows % 16 // 8]
+            scales = block[2048:].view(torch.float16).reshape(4, 8, 2)
+            found = scales[rows // 16, rows % 8, rows % 16 // 8]
             assert_same(found, w_scales[nb * 64 + rows, kb], f"w_scales {case}")
+
+
+def test_wgmma_tokens_lie_where_a_lane_finds_four_neighbours() -> None:
+    """Rows are the columns of the instruction's accumulators: of sixteen tokens, lane t holds 4t to 4t + 3."""
+    codes = torch.arange(16, dtype=torch.int8)[:, None].expand(16, 128).contiguous()
+    tokens, scales = wgmma_s8.pack_activations(codes, torch.arange(16)[:, None].expand(16, 2).half(), 4)
+    _, columns = sim.d_wgmma_m64(16)  # [128 threads, 8 accumulators]
+    held = tokens[0, columns, 0].reshape(128, 2, 2, 2)  # n8 tile, row g or g + 8, e
+    t = torch.arange(128) % 4
+    for row8 in range(2):
+        neighbours = held[:, :, row8].reshape(128, 4)
+        assert_same(neighbours, (4 * t[:, None] + torch.arange(4)).to(torch.int8), f"row {row8}")
+    assert_same(scales[0, 0, 0], torch.arange(16).float(), "a_scales are in the order of the tokens")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("m", "n", "rank"), [(16, 16, 16), (21, 24, 40), (1, 8, 8)])
+def test_wgmma_low_rank_fragments_give_the_product(m: int, n: int, rank: int, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(4)
+    lora_act = torch.randint(-8, 9, (m, rank), generator=g).to(dtype)  # small integers: every product is exact
+    up = torch.randint(-8, 9, (n, rank), generator=g).to(dtype)
+    linear = replace(random_linear(n, 64, rank, dtype=dtype), proj_up=up)
+    a, b = wgmma_s8.pack(linear)["proj_up"], wgmma_s8.pack_lora_act(lora_act)
+    rows, columns = sim.d_m16n8()
+    wanted = torch.zeros(a.shape[1] * 16, b.shape[1] * 8)
+    wanted[:n, :m] = up.float() @ lora_act.float().T
+    for n16 in range(a.shape[1]):
+        for n8 in range(b.shape[1]):
+            d = sum(sim.mma_m16n8k16_f16(a[step, n16], b[step, n8]) for step in range(a.shape[0]))
+            token = n8 // 2 * 16 + columns // 2 * 4 + n8 % 2 * 2 + columns % 2
+            assert_same(d, wanted[n16 * 16 + rows, token], f"n16={n16} n8={n8}")
 
 
 def padded(linear: QuantizedLinear, packed: dict[str, torch.Tensor]) -> tuple[int, torch.Tensor]:

@@ -6,66 +6,24 @@ Importing this module registers the kernels with the ops. Where none is compiled
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from omniw4.errors import KernelError, OpError
-from omniw4.ops import extension
+from omniw4.ops import extension, gemm_wgmma_s8
 from omniw4.ops.checks import require, require_dtype, require_shape
 from omniw4.ops.gemm_lora_up import check_gemm_lora_up, gemm_lora_up, gemm_lora_up_ref
 from omniw4.ops.gemm_qknorm_rope import check_gemm_qknorm_rope, gemm_qknorm_rope, gemm_qknorm_rope_ref
 from omniw4.ops.inv_rms import check_inv_rms, inv_rms, inv_rms_ref
-from omniw4.ops.layouts import CANONICAL, activation_shapes, register_kernels
+from omniw4.ops.launch import NAMES, address, aligned, aligned_rows, launch, padded_rank
+from omniw4.ops.layouts import CANONICAL, WGMMA_S8, activation_shapes, lora_act_shape, register_kernels
 from omniw4.ops.pack_lora_act import check_pack_lora_act, pack_lora_act, pack_lora_act_ref
 from omniw4.ops.qknorm_rope import check_qknorm_rope, qknorm_rope, qknorm_rope_ref
 from omniw4.ops.quantize_lora_down import check_quantize_lora_down, quantize_lora_down, quantize_lora_down_ref
 
 MMA_S4 = "mma_s4"
-RANK_TILE, COLUMN_BLOCK, MAX_RANK = 16, 128, 256
+COLUMN_BLOCK = 128
 HEAD_DIMS = (64, 128)
-_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
-
-
-def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous and at a multiple of 16 bytes, copied where it is not."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """A matrix whose rows start at multiples of 16 bytes and are contiguous, copied where they are not."""
-    row_bytes = x.stride(0) * x.element_size()
-    fits = x.stride(1) == 1 and x.data_ptr() % 16 == 0 and (row_bytes % 16 == 0 or x.shape[0] == 1)
-    if fits:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def _address(x: torch.Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
-def _launch(op: str, name: str, on: torch.Tensor, **arguments: Any) -> None:
-    """Call a function of the module on the device and current stream of ``on``; its exceptions become ours."""
-    kernels: ModuleType = extension.loaded(on.device)
-    function: Callable[..., None] = getattr(kernels, name)
-    try:
-        function(**arguments, device=on.device.index, stream=torch.cuda.current_stream(on.device).cuda_stream)
-    except ValueError as e:
-        raise OpError(f"{op}: {e}") from e
-    except RuntimeError as e:
-        raise KernelError(f"{op}: {e}") from e
-
-
-def _padded_rank(matrix: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
-    """``[rows, R]`` to ``[rows, R']`` of dtype with zeros up to a multiple of 16; as it is where it fits."""
-    rank = matrix.shape[1]
-    require(rank <= MAX_RANK, op, f"the low-rank branch has rank {rank}, the kernels go up to {MAX_RANK}")
-    return _aligned(F.pad(matrix, (0, -rank % RANK_TILE)).to(dtype) if rank % RANK_TILE else matrix.to(dtype))
 
 
 @inv_rms.register_kernel("cuda")
@@ -75,9 +33,9 @@ def _inv_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
         return inv_rms_ref(x, eps)
     x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
     out = x.new_empty(x.shape[0], dtype=torch.float32)
-    _launch(
+    launch(
         "inv_rms", "inv_rms", x, x=x.data_ptr(), out=out.data_ptr(), rows=x.shape[0], cols=x.shape[1],
-        row_stride=x.stride(0), eps=eps, dtype=_NAMES[x.dtype],
+        row_stride=x.stride(0), eps=eps, dtype=NAMES[x.dtype],
     )  # fmt: skip
     return out
 
@@ -101,21 +59,24 @@ def _quantize_lora_down(
     tokens, width = x.shape
     shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype)
     qact = x.new_empty(shapes.qact, dtype=shapes.qact_dtype)
-    a_scales = x.new_empty(shapes.a_scales, dtype=torch.float16)
+    a_scales = x.new_empty(shapes.a_scales, dtype=shapes.a_scales_dtype)
     rank = 0 if proj_down is None else proj_down.shape[1]
-    down = None if proj_down is None or rank == 0 else _padded_rank(proj_down, x.dtype, op)
-    lora_act = x.new_empty((tokens, 0 if down is None else down.shape[1]), dtype=torch.float32)
-    x = _rows(x)
-    weight = None if norm_weight is None else _aligned(norm_weight)
-    smooth = None if inv_smooth is None else _aligned(inv_smooth)
+    down = None if proj_down is None or rank == 0 else padded_rank(proj_down, x.dtype, op)
+    width_of_branch = 0 if down is None else down.shape[1]
+    lora_shape, lora_dtype = lora_act_shape(layout, tokens, width_of_branch, x.dtype)
+    lora_act = x.new_empty(lora_shape, dtype=lora_dtype)
+    x = aligned_rows(x)
+    weight = None if norm_weight is None else aligned(norm_weight)
+    smooth = None if inv_smooth is None else aligned(inv_smooth)
     rms = None if inv_rms is None else inv_rms.contiguous()
-    _launch(
-        op, op, x, x=x.data_ptr(), inv_rms=_address(rms), norm_weight=_address(weight), inv_smooth=_address(smooth),
-        proj_down=_address(down), qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), lora_act=lora_act.data_ptr(),
-        rows=tokens, cols=width, row_stride=x.stride(0) if tokens > 1 else width, rank=lora_act.shape[1],
-        act_bits=act_bits, clip=act_clip, rotate=rotation == "hadamard64", layout=layout, dtype=_NAMES[x.dtype],
+    launch(
+        op, op, x, x=x.data_ptr(), inv_rms=address(rms), norm_weight=address(weight), inv_smooth=address(smooth),
+        proj_down=address(down), qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), lora_act=lora_act.data_ptr(),
+        rows=tokens, cols=width, row_stride=x.stride(0) if tokens > 1 else width, rank=width_of_branch,
+        act_bits=act_bits, clip=act_clip, rotate=rotation == "hadamard64", layout=layout, dtype=NAMES[x.dtype],
     )  # fmt: skip
-    return qact, a_scales, lora_act if lora_act.shape[1] == rank else lora_act[:, :rank].contiguous()
+    whole = width_of_branch == rank or layout == WGMMA_S8
+    return qact, a_scales, lora_act if whole else lora_act[:, :rank].contiguous()
 
 
 @pack_lora_act.register_kernel("cuda")
@@ -126,9 +87,9 @@ def _pack_lora_act(lora_act: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     tokens, rank = lora_act.shape
     lora_act = lora_act.contiguous()
     packed = lora_act.new_empty(((tokens + 15) // 16, (rank + 15) // 16, 32, 8), dtype=dtype)
-    _launch(
+    launch(
         "pack_lora_act", "pack_lora_act", lora_act, lora_act=lora_act.data_ptr(), packed=packed.data_ptr(),
-        rows=tokens, rank=rank, dtype=_NAMES[dtype],
+        rows=tokens, rank=rank, dtype=NAMES[dtype],
     )  # fmt: skip
     return packed
 
@@ -149,15 +110,15 @@ def _qknorm_rope(
     if head_dim not in HEAD_DIMS or not extension.usable(qkv.device):
         return qknorm_rope_ref(qkv, q_weight, k_weight, cos, sin, positions, num_heads, num_kv_heads, head_dim, eps)
     check_qknorm_rope(qkv, q_weight, k_weight, cos, sin, positions, num_heads, num_kv_heads, head_dim, eps)
-    rows = _rows(qkv)
+    in_rows = aligned_rows(qkv)
     heads = _heads(q_weight, k_weight, cos, sin, positions)
-    _launch(
-        "qknorm_rope", "qknorm_rope", qkv, qkv=rows.data_ptr(), rows=qkv.shape[0], row_stride=_row_stride(rows),
-        q_heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, eps=eps, dtype=_NAMES[qkv.dtype],
-        table_rows=cos.shape[0], **{name: _address(tensor) for name, tensor in heads.items()},
+    launch(
+        "qknorm_rope", "qknorm_rope", qkv, qkv=in_rows.data_ptr(), rows=qkv.shape[0], row_stride=_row_stride(in_rows),
+        q_heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, eps=eps, dtype=NAMES[qkv.dtype],
+        table_rows=cos.shape[0], **{name: address(tensor) for name, tensor in heads.items()},
     )  # fmt: skip
-    if rows is not qkv:
-        qkv.copy_(rows)
+    if in_rows is not qkv:
+        qkv.copy_(in_rows)
     return None
 
 
@@ -175,8 +136,8 @@ def _heads(
 ) -> dict[str, torch.Tensor | None]:
     """The tensors of the norm and the rotation by their names in the module; held until the launch."""
     return {
-        "q_weight": None if q_weight is None else _aligned(q_weight),
-        "k_weight": None if k_weight is None else _aligned(k_weight),
+        "q_weight": None if q_weight is None else aligned(q_weight),
+        "k_weight": None if k_weight is None else aligned(k_weight),
         "cos": cos.contiguous(),
         "sin": sin.contiguous(),
         "positions": positions.contiguous(),
@@ -203,7 +164,8 @@ def _gemm(
     **heads: Any,
 ) -> torch.Tensor:
     """One launch of the GEMM; all but the canonical layout's tensors are checked here."""
-    require(layout == MMA_S4, op, f"no GEMM kernel reads layout {layout!r}, found {MMA_S4!r} compiled")
+    found = f"found {MMA_S4!r} and {WGMMA_S8!r} compiled"
+    require(layout == MMA_S4, op, f"no GEMM kernel reads layout {layout!r}, {found}")
     require(qweight.dim() == 5, op, f"qweight has shape {list(qweight.shape)}, wanted [N'/128, K/64, 8, 32, 16]")
     blocks, groups = -(-out_features // COLUMN_BLOCK), qweight.shape[1]
     require_shape(op, "qweight", qweight, (blocks, groups, 8, 32, 16))
@@ -214,24 +176,24 @@ def _gemm(
     require_shape(op, "a_scales", a_scales, shapes.a_scales)
 
     packed = lora_act is not None and lora_act.dim() == 4
-    up = None if proj_up is None or proj_up.shape[1] == 0 else _padded_rank(proj_up, dtype, op)
+    up = None if proj_up is None or proj_up.shape[1] == 0 else padded_rank(proj_up, dtype, op)
     act = lora_act
     if act is not None and up is not None:
         if packed:
             require_dtype(op, "packed lora_act", act, dtype)
-            act = _aligned(act)
+            act = aligned(act)
         else:
-            act = _padded_rank(act, torch.float32, op)
-    qact, a_scales, qweight, w_scales = (_aligned(t) for t in (qact, a_scales, qweight, w_scales))
-    bias = None if bias is None else _aligned(bias.to(dtype))
-    residual = None if residual is None else _aligned(residual)
+            act = padded_rank(act, torch.float32, op)
+    qact, a_scales, qweight, w_scales = (aligned(t) for t in (qact, a_scales, qweight, w_scales))
+    bias = None if bias is None else aligned(bias.to(dtype))
+    residual = None if residual is None else aligned(residual)
     y = qact.new_empty((tokens, out_features // 2 if epilogue == "swiglu" else out_features), dtype=dtype)
-    _launch(
+    launch(
         op, "gemm_lora_up", qact, qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), qweight=qweight.data_ptr(),
-        w_scales=w_scales.data_ptr(), lora_act=0 if up is None else _address(act), proj_up=_address(up),
-        bias=_address(bias), residual=_address(residual), y=y.data_ptr(), rows=tokens, out_features=out_features,
+        w_scales=w_scales.data_ptr(), lora_act=0 if up is None else address(act), proj_up=address(up),
+        bias=address(bias), residual=address(residual), y=y.data_ptr(), rows=tokens, out_features=out_features,
         in_features=groups * 64, rank=0 if up is None else up.shape[1], lora_act_packed=packed, tile=tile,
-        epilogue=epilogue, dtype=_NAMES[dtype], **heads,
+        epilogue=epilogue, dtype=NAMES[dtype], **heads,
     )  # fmt: skip
     return y
 
@@ -256,7 +218,9 @@ def _gemm_lora_up(
     linear = (qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, residual, tokens, out_features, act_bits)
     if layout == CANONICAL:
         return gemm_lora_up_ref(*linear, epilogue, dtype)
-    check_gemm_lora_up(*linear, epilogue, dtype)
+    check_gemm_lora_up(*linear, epilogue, dtype, layout)
+    if layout == WGMMA_S8:
+        return gemm_wgmma_s8.gemm("gemm_lora_up", *linear, epilogue, dtype)
     return _gemm("gemm_lora_up", *linear, epilogue, dtype, layout)
 
 
@@ -289,12 +253,19 @@ def _gemm_qknorm_rope(
     sizes: tuple[Any, ...] = (num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype)
     if layout == CANONICAL:
         return gemm_qknorm_rope_ref(*linear, *rotary, *sizes)
-    check_gemm_qknorm_rope(*linear, *rotary, *sizes)
+    check_gemm_qknorm_rope(
+        *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, layout
+    )  # fmt: skip
     require(head_dim in HEAD_DIMS, op, f"head_dim is {head_dim}, the kernels have {HEAD_DIMS}")
+    out_features = (num_heads + 2 * num_kv_heads) * head_dim
+    if layout == WGMMA_S8:  # its tiles hold no whole head of 128: two launches, the same bits
+        y = gemm_wgmma_s8.gemm(op, *linear, None, tokens, out_features, act_bits, "plain", dtype)
+        _qknorm_rope(y, *rotary, num_heads, num_kv_heads, head_dim, eps)
+        return y
     tensors = _heads(*rotary)
-    heads: dict[str, Any] = {name: _address(tensor) for name, tensor in tensors.items()}
+    heads: dict[str, Any] = {name: address(tensor) for name, tensor in tensors.items()}
     return _gemm(
-        op, *linear, None, tokens, (num_heads + 2 * num_kv_heads) * head_dim, act_bits, "qknorm_rope", dtype, layout,
+        op, *linear, None, tokens, out_features, act_bits, "qknorm_rope", dtype, layout,
         q_heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, eps=eps, table_rows=cos.shape[0], **heads,
     )  # fmt: skip
 
@@ -306,3 +277,4 @@ def _runs_mma_s4(device: torch.device, act_bits: int) -> bool:
 
 
 register_kernels(MMA_S4, _runs_mma_s4)
+register_kernels(WGMMA_S8, gemm_wgmma_s8.runs)

@@ -51,7 +51,7 @@ from omniw4.ops.checks import (
     require_same_device,
     require_shape,
 )
-from omniw4.ops.layouts import CANONICAL, activation_shapes, require_canonical
+from omniw4.ops.layouts import CANONICAL, WGMMA_S8, activation_shapes, require_canonical
 from omniw4.ops.pack_lora_act import unpack_lora_act
 from omniw4.ops.rows import matmul_rows
 
@@ -73,8 +73,10 @@ def check_gemm_lora_up(
     act_bits: int,
     epilogue: str,
     dtype: torch.dtype,
+    layout: str = CANONICAL,
 ) -> None:
-    """What holds in every layout; the shapes of qact, a_scales, qweight and w_scales are the layout's to check."""
+    """What holds in every layout; the shapes of qact, a_scales, qweight and w_scales are the layout's to check, and in
+    wgmma_s8 those of the low-rank branch."""
     require_act_bits(_OP, act_bits)
     allowed = HALVES if qact.is_cuda else FLOATS
     require(dtype in allowed, _OP, f"dtype is {dtype}, wanted one of {', '.join(map(str, allowed))} on {qact.device}")
@@ -83,24 +85,12 @@ def check_gemm_lora_up(
         _OP, qact, a_scales=a_scales, qweight=qweight, w_scales=w_scales, lora_act=lora_act, proj_up=proj_up,
         bias=bias, residual=residual,
     )  # fmt: skip
-    require_dtype(_OP, "a_scales", a_scales, torch.float16)
+    require_dtype(_OP, "a_scales", a_scales, torch.float32 if layout == WGMMA_S8 else torch.float16)
     require_dtype(_OP, "qweight", qweight, torch.uint8)
     require_dtype(_OP, "w_scales", w_scales, torch.float16)
     require((lora_act is None) == (proj_up is None), _OP, "lora_act and proj_up come together, found only one")
-    if lora_act is not None and proj_up is not None:
-        require_dtype(_OP, "proj_up", proj_up, *FLOATS)
-        rank = proj_up.shape[1]
-        require(
-            proj_up.dim() == 2 and proj_up.shape[0] >= out_features,
-            _OP,
-            f"proj_up has shape {list(proj_up.shape)}, wanted [{out_features}, R]",
-        )
-        if lora_act.dim() == 4:
-            require_dtype(_OP, "packed lora_act", lora_act, *HALVES)
-            require_shape(_OP, "packed lora_act", lora_act, ((tokens + 15) // 16, (rank + 15) // 16, 32, 8))
-        else:
-            require_dtype(_OP, "lora_act", lora_act, torch.float32)
-            require_shape(_OP, "lora_act", lora_act, (tokens, rank))
+    if lora_act is not None and proj_up is not None and layout != WGMMA_S8:
+        _check_low_rank(lora_act, proj_up, tokens, out_features)
     if bias is not None:
         require_dtype(_OP, "bias", bias, *FLOATS)
         require_shape(_OP, "bias", bias, (out_features,))
@@ -109,6 +99,22 @@ def check_gemm_lora_up(
         require_dtype(_OP, "residual", residual, dtype)
         require_shape(_OP, "residual", residual, (tokens, out_features))
     require(epilogue != "swiglu" or out_features % 2 == 0, _OP, f"swiglu needs even N, found {out_features}")
+
+
+def _check_low_rank(lora_act: torch.Tensor, proj_up: torch.Tensor, tokens: int, out_features: int) -> None:
+    require_dtype(_OP, "proj_up", proj_up, *FLOATS)
+    rank = proj_up.shape[1]
+    require(
+        proj_up.dim() == 2 and proj_up.shape[0] >= out_features,
+        _OP,
+        f"proj_up has shape {list(proj_up.shape)}, wanted [{out_features}, R]",
+    )
+    if lora_act.dim() == 4:
+        require_dtype(_OP, "packed lora_act", lora_act, *HALVES)
+        require_shape(_OP, "packed lora_act", lora_act, ((tokens + 15) // 16, (rank + 15) // 16, 32, 8))
+    else:
+        require_dtype(_OP, "lora_act", lora_act, torch.float32)
+        require_shape(_OP, "lora_act", lora_act, (tokens, rank))
 
 
 def _check_canonical(

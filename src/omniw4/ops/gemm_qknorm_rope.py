@@ -13,7 +13,7 @@ import torch
 
 from omniw4.ops.checks import require, require_dtype, require_same_device, require_shape
 from omniw4.ops.gemm_lora_up import check_gemm_lora_up, gemm_lora_up_ref
-from omniw4.ops.layouts import require_canonical
+from omniw4.ops.layouts import CANONICAL, require_canonical
 from omniw4.ops.qknorm_rope import qknorm_rope_ref
 
 _OP = "gemm_qknorm_rope"
@@ -39,6 +39,7 @@ def check_gemm_qknorm_rope(
     tokens: int,
     act_bits: int,
     dtype: torch.dtype,
+    layout: str = CANONICAL,
 ) -> None:
     require(num_heads > 0 and num_kv_heads > 0, _OP, f"found {num_heads} query and {num_kv_heads} key heads")
     require(num_heads % num_kv_heads == 0, _OP, f"{num_kv_heads} key heads do not divide {num_heads} query heads")
@@ -47,7 +48,7 @@ def check_gemm_qknorm_rope(
     out_features = (num_heads + 2 * num_kv_heads) * head_dim
     check_gemm_lora_up(
         qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, None, tokens, out_features, act_bits, "plain",
-        dtype,
+        dtype, layout,
     )  # fmt: skip
     require_same_device(_OP, qact, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin, positions=positions)
     require_dtype(_OP, "positions", positions, torch.int64)

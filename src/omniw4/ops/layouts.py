@@ -16,16 +16,18 @@ from omniw4.errors import LayoutError, OpError
 from omniw4.int4 import GROUP_SIZE
 
 CANONICAL = "canonical"
+WGMMA_S8 = "wgmma_s8"
 ACT_BITS = (4, 8, 16)
 
 
 @dataclass(frozen=True)
 class ActivationShapes:
-    """Shapes and dtype of the two tensors that hold quantized activations."""
+    """Shapes and dtypes of the two tensors that hold quantized activations."""
 
     qact: tuple[int, ...]
     qact_dtype: torch.dtype
-    a_scales: tuple[int, ...]  # always float16
+    a_scales: tuple[int, ...]
+    a_scales_dtype: torch.dtype = torch.float16
 
 
 def activation_shapes(
@@ -34,7 +36,7 @@ def activation_shapes(
     """Shapes of quantized activations of ``[tokens, in_features]`` in a layout.
 
     ==========  ========  ===============================  =========================
-    layout      act_bits  qact                             a_scales (float16)
+    layout      act_bits  qact                             a_scales (float16, FP32 in wgmma_s8)
     ==========  ========  ===============================  =========================
     canonical   4         [M, K/2] uint8, two codes a byte  [M, K/64]
     canonical   8         [M, K] int8                      [M, 1]
@@ -42,7 +44,8 @@ def activation_shapes(
     mma_s4      4         [M/16, K/64, 32, 16] uint8       [K/64, 16·⌈M/16⌉]
     mma_s8      4         [M, K/2] uint8, two codes a byte  [K/64, 16·⌈M/16⌉]
     mma_s8      8         [M, K] int8                      [1, 16·⌈M/16⌉]
-    wgmma_s8    as mma_s8
+    wgmma_s8    4         [⌈K/128⌉, 16·⌈M/16⌉, 128] int8   [⌈K/128⌉, ⌈M/16⌉, 2, 16]
+    wgmma_s8    8         [⌈K/128⌉, 16·⌈M/16⌉, 128] int8   [16·⌈M/16⌉]
     ==========  ========  ===============================  =========================
 
     Args:
@@ -62,13 +65,23 @@ def activation_shapes(
         (CANONICAL, 16): ActivationShapes((tokens, in_features), dtype, (tokens, 0)),
         ("mma_s4", 4): ActivationShapes((padded // 16, groups, 32, 16), torch.uint8, (groups, padded)),
     }
-    for family in ("mma_s8", "wgmma_s8"):
-        table[family, 4] = ActivationShapes(*nibbles, (groups, padded))
-        table[family, 8] = ActivationShapes((tokens, in_features), torch.int8, (1, padded))
+    table["mma_s8", 4] = ActivationShapes(*nibbles, (groups, padded))
+    table["mma_s8", 8] = ActivationShapes((tokens, in_features), torch.int8, (1, padded))
+    pairs = (groups + 1) // 2
+    for bits, scales in ((4, (pairs, padded // 16, 2, 16)), (8, (padded,))):
+        table[WGMMA_S8, bits] = ActivationShapes((pairs, padded, 128), torch.int8, scales, torch.float32)
     if (layout, act_bits) not in table:
         known = ", ".join(f"{name}/{bits}" for name, bits in table)
         raise LayoutError(f"no activation layout {layout!r} for {act_bits}-bit activations", hint=f"known: {known}")
     return table[layout, act_bits]
+
+
+def lora_act_shape(layout: str, tokens: int, rank: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of the low-rank activations that the quantizer returns: ``[M, R]`` float32, but in wgmma_s8 the
+    operand of the product to come, ``[⌈R/16⌉, 2·⌈M/16⌉, 32, 4]`` of ``dtype``."""
+    if layout == WGMMA_S8:
+        return ((rank + 15) // 16, (tokens + 15) // 16 * 2, 32, 4), dtype
+    return (tokens, rank), torch.float32
 
 
 def require_canonical(layout: str, op: str) -> None:

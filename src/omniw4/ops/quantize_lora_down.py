@@ -19,7 +19,7 @@ Contract
     act_bits      4, 8 or 16
     act_clip      fraction of absmax that the grid spans
     layout        "canonical", or a kernel family's (omniw4.ops.layouts has the shapes)
-    returns       qact, a_scales float16, lora_act [M, R] float32
+    returns       qact, a_scales float16, lora_act [M, R] float32; in layout wgmma_s8 as omniw4.ops.layouts has it
     ============  =====================================================================================
 
     Exact: codes, scales and packing, bit for bit, from the same inv_rms. Bounded: lora_act (kernels multiply in the
@@ -47,7 +47,7 @@ from omniw4.ops.checks import (
     require_same_device,
     require_shape,
 )
-from omniw4.ops.layouts import activation_shapes, require_canonical
+from omniw4.ops.layouts import activation_shapes, lora_act_shape, require_canonical
 from omniw4.ops.rows import matmul_rows
 
 _OP = "quantize_lora_down"
@@ -162,8 +162,9 @@ def _(
     tokens, width = x.shape
     shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype)
     rank = 0 if proj_down is None else proj_down.shape[1]
+    lora_shape, lora_dtype = lora_act_shape(layout, tokens, rank, x.dtype)
     return (
         x.new_empty(shapes.qact, dtype=shapes.qact_dtype),
-        x.new_empty(shapes.a_scales, dtype=torch.float16),
-        x.new_empty((tokens, rank), dtype=torch.float32),
+        x.new_empty(shapes.a_scales, dtype=shapes.a_scales_dtype),
+        x.new_empty(lora_shape, dtype=lora_dtype),
     )

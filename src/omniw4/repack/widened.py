@@ -1,6 +1,6 @@
 """Weights as the register operand A of an s8 MMA: ``Yᵀ = W·Xᵀ``, nibbles stored so that two instructions widen them.
 
-The layouts ``mma_s8`` and ``wgmma_s8`` are this map with another padding: a warpgroup's m64 fragment of
+The layouts ``mma_s8`` and ``wgmma_s8`` share this map of the codes: a warpgroup's m64 fragment of
 ``wgmma.m64nNk32`` is, warp by warp, the m16 fragment of ``mma.m16n8k32``. A byte holds the code of k in its low
 nibble and the code of k + 32 in its high one, so for a 32-bit word w, ``(w << 4) & 0xF0F0F0F0`` is the register of the
 first k32 step and ``w & 0xF0F0F0F0`` that of the second, each byte being 16 times its code. Source of the maps: PTX

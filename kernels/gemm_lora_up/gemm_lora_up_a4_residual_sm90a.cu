@@ -1,0 +1,14 @@
+// gemm_lora_up, family wgmma_s8, 4-bit activations, epilogue: residual.
+#include "gemm_lora_up_sm90a.cuh"
+
+namespace omniw4::gemm {
+
+namespace {
+const sm90a::Kernels<4, epilogue::Residual> kKernels;
+}
+
+Status launch_a4_residual_sm90a(const GemmLoraUpParams& p, cudaStream_t stream) {
+    return sm90a::launch_dtype<4, epilogue::Residual>(p, stream);
+}
+
+}  // namespace omniw4::gemm

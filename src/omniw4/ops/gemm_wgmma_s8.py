@@ -1,0 +1,77 @@
+"""The GEMM of family wgmma_s8: checks of its operands, which docs/mma-layouts.md draws, and its launch."""
+
+from __future__ import annotations
+
+import torch
+
+from omniw4.ops import extension
+from omniw4.ops.checks import require, require_dtype, require_shape
+from omniw4.ops.launch import MAX_RANK, NAMES, RANK_TILE, address, aligned, launch
+from omniw4.ops.layouts import WGMMA_S8, activation_shapes, lora_act_shape
+
+COLUMN_BLOCK = 128
+BLOCK_BYTES = 2176  # codes and scales of 64 output features and a group
+
+
+def gemm(
+    op: str,
+    qact: torch.Tensor,
+    a_scales: torch.Tensor,
+    qweight: torch.Tensor,
+    w_scales: torch.Tensor,
+    lora_act: torch.Tensor | None,
+    proj_up: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    tokens: int,
+    out_features: int,
+    act_bits: int,
+    epilogue: str,
+    dtype: torch.dtype,
+    tile: int = 0,
+) -> torch.Tensor:
+    """One launch.
+
+    Args:
+        op: whose name errors bear.
+        w_scales: empty; the scales are in qweight.
+        tile: 0 for the tile that suits the shape, else its number in tuning_sm90a.h; every one gives the same bits.
+    """
+    require(qweight.dim() == 3, op, f"qweight has shape {list(qweight.shape)}, wanted [N'/64, K/64, {BLOCK_BYTES}]")
+    padded, groups = -(-out_features // COLUMN_BLOCK) * COLUMN_BLOCK, qweight.shape[1]
+    require_shape(op, "qweight", qweight, (padded // 64, groups, BLOCK_BYTES))
+    require_shape(op, "w_scales", w_scales, (padded // 64, groups, 0))
+    shapes = activation_shapes(WGMMA_S8, tokens, groups * 64, act_bits, dtype)
+    require_dtype(op, "qact", qact, shapes.qact_dtype)
+    require_shape(op, "qact", qact, shapes.qact)
+    require_shape(op, "a_scales", a_scales, shapes.a_scales)
+    rank = 0
+    if lora_act is not None and proj_up is not None:
+        rank = proj_up.shape[0] * RANK_TILE
+        require(rank <= MAX_RANK, op, f"the low-rank branch has rank {rank}, the kernels go up to {MAX_RANK}")
+        require_shape(op, "proj_up", proj_up, (rank // RANK_TILE, padded // 16, 32, 8))
+        wanted, lora_dtype = lora_act_shape(WGMMA_S8, tokens, rank, dtype)
+        require_dtype(op, "lora_act", lora_act, lora_dtype)
+        require_shape(op, "lora_act", lora_act, wanted)
+    qact, a_scales, qweight = (aligned(t) for t in (qact, a_scales, qweight))
+    act = None if lora_act is None or rank == 0 else aligned(lora_act)
+    up = None if proj_up is None or rank == 0 else aligned(proj_up.to(dtype))
+    bias = None if bias is None else aligned(bias.to(dtype))
+    residual = None if residual is None else aligned(residual)
+    y = qact.new_empty((tokens, out_features // 2 if epilogue == "swiglu" else out_features), dtype=dtype)
+    launch(
+        op, "gemm_lora_up", qact, qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), qweight=qweight.data_ptr(),
+        w_scales=0, lora_act=address(act), proj_up=address(up), bias=address(bias), residual=address(residual),
+        y=y.data_ptr(), rows=tokens, out_features=out_features, in_features=groups * 64, rank=rank,
+        lora_act_packed=True, tile=tile, epilogue=epilogue, dtype=NAMES[dtype], layout=WGMMA_S8, act_bits=act_bits,
+    )  # fmt: skip
+    return y
+
+
+def runs(device: torch.device, act_bits: int) -> bool:
+    """Whether the family works on a device: sm_90 alone, and only with kernels compiled for it."""
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if act_bits not in (4, 8) or "90a" not in extension.compiled_archs():
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0) and extension.usable(device)

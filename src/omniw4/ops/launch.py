@@ -1,0 +1,55 @@
+"""From checked tensors to a launch: addresses, alignment, the tensor's own device and current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from omniw4.errors import KernelError, OpError
+from omniw4.ops import extension
+from omniw4.ops.checks import require
+
+RANK_TILE, MAX_RANK = 16, 256
+NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous and at a multiple of 16 bytes, copied where it is not."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def aligned_rows(x: torch.Tensor) -> torch.Tensor:
+    """A matrix whose rows start at multiples of 16 bytes and are contiguous, copied where they are not."""
+    row_bytes = x.stride(0) * x.element_size()
+    fits = x.stride(1) == 1 and x.data_ptr() % 16 == 0 and (row_bytes % 16 == 0 or x.shape[0] == 1)
+    if fits:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def address(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def launch(op: str, name: str, on: torch.Tensor, **arguments: Any) -> None:
+    """Call a function of the module on the device and current stream of ``on``; its exceptions become ours."""
+    kernels: ModuleType = extension.loaded(on.device)
+    function: Callable[..., None] = getattr(kernels, name)
+    try:
+        function(**arguments, device=on.device.index, stream=torch.cuda.current_stream(on.device).cuda_stream)
+    except ValueError as e:
+        raise OpError(f"{op}: {e}") from e
+    except RuntimeError as e:
+        raise KernelError(f"{op}: {e}") from e
+
+
+def padded_rank(matrix: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
+    """``[rows, R]`` to ``[rows, R']`` of dtype with zeros up to a multiple of 16; as it is where it fits."""
+    rank = matrix.shape[1]
+    require(rank <= MAX_RANK, op, f"the low-rank branch has rank {rank}, the kernels go up to {MAX_RANK}")
+    return aligned(F.pad(matrix, (0, -rank % RANK_TILE)).to(dtype) if rank % RANK_TILE else matrix.to(dtype))
