@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from omniw4 import patterns
@@ -65,9 +66,10 @@ def swap(
         if (quantized.bias is None) != (old.bias is None):
             has, lacks = ("model", "quantized linear") if quantized.bias is None else ("quantized linear", "model")
             raise ModelError(f"{path}: the {has} has a bias, the {lacks} has none")
-        new = W4A4Linear.from_quantized(quantized.to(_device(old)))
+        device, dtype = _place(old)
+        new = W4A4Linear.from_quantized(quantized.to(device))
         new.train(old.training)
-        new.prepare()
+        new.prepare(dtype=dtype)
         replacements[path] = new
     return replace(model, replacements, kept=_reasons(paths, chosen, skipped))
 
@@ -98,6 +100,8 @@ def _reasons(paths: Sequence[str], chosen: set[str], skipped: Mapping[str, str])
     return left_out | {path: f"skip pattern {pattern!r}" for path, pattern in skipped.items()}
 
 
-def _device(linear: nn.Module) -> str:
-    tensor = linear.qweight if isinstance(linear, W4A4Linear) else linear.weight
-    return str(tensor.device)
+def _place(linear: nn.Module) -> tuple[torch.device, torch.dtype | None]:
+    """Where a linear is and, as far as it tells, in which dtype its activations come."""
+    if isinstance(linear, nn.Linear):
+        return linear.weight.device, linear.weight.dtype
+    return next(linear.buffers()).device, None
