@@ -64,7 +64,9 @@ class HiddenSource:
     def batch(self, start: int, stop: int, backbone: nn.Module) -> Batch:
         parameter = next(backbone.parameters())
         mask = self.mask[start:stop].to(parameter.device)
-        inputs: dict[str, Any] = {"inputs_embeds": self.hidden_states[start:stop].to(parameter)}
+        # padding may hold anything; a NaN there would reach every token through attention's 0 · NaN
+        hidden = self.hidden_states[start:stop].to(parameter).masked_fill(~mask[..., None], 0)
+        inputs: dict[str, Any] = {"inputs_embeds": hidden}
         if self.attention_mask is not None:
             inputs["attention_mask"] = _attention(self.attention_mask[start:stop].to(parameter.device), backbone)
         elif self.bidirectional:
