@@ -18,12 +18,14 @@
 
 namespace omniw4::gemm::sm90a {
 
-// Registers a thread after the producer has given up what it does not need; 65536 in all.
+// Registers a thread once the producer has given up what it does not need. A block has what it was launched with, the
+// launch bounds' share rounded down to a multiple of 8, and no more: a warpgroup that asks for more waits for ever.
 template <class Tile>
 struct Registers {
-    static constexpr int kProducer = Tile::kWarpgroups == 1 ? 40 : 32;
+    static constexpr int kLaunched = 65536 / (Tile::kBlocks * Tile::kThreads) / 8 * 8;
+    static constexpr int kProducer = Tile::kWarpgroups == 1 ? 40 : 24;
     static constexpr int kConsumer = Tile::kWarpgroups == 1 ? 216 : 240;
-    static_assert(Tile::kBlocks * 128 * (kProducer + Tile::kWarpgroups * kConsumer) <= 65536);
+    static_assert(kProducer + Tile::kWarpgroups * kConsumer <= (Tile::kWarpgroups + 1) * kLaunched);
 };
 
 template <class T, int act_bits, class Tile, class Policy>
@@ -68,6 +70,7 @@ Status launch_tile(const GemmLoraUpParams& p, int multiprocessors, cudaStream_t 
     constexpr int bytes = Plan<act_bits, Tile>::kBytes;
     if (const Status status = allow_shared_memory<kernel>(bytes); status != Status::kOk) return status;
     const int64_t tiles = ceil_div(p.rows, Tile::kTokens) * (round_up(p.out_features, kColumnBlock) / Tile::kFeatures);
+    if (tiles > INT32_MAX) return Status::kBadShape;  // blocks count them in an int
     const int64_t slots = static_cast<int64_t>(multiprocessors) * Tile::kBlocks;
     const dim3 grid(static_cast<unsigned>(tiles < slots ? tiles : slots));
     return launch_early(kernel, grid, Tile::kThreads, bytes, stream, p);

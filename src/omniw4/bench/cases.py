@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from omniw4 import int4, ops, repack
+from omniw4.repack import wgmma_s8
 from omniw4.tensors import LinearSpec, QuantizedLinear
 
 TOLERANCE = 2.0  # times the error of plain torch in the same dtype against FP64 (docs/numerics.md)
@@ -81,7 +82,7 @@ def linear_cases(setting: Setting, m: int, n: int, k: int) -> list[Case]:
             ops=2 * m * k * rank,
             bytes=m * k * item + act_bytes + k * rank * 2 + m * rank * 4,
             calls=[lambda w=w: _quantize(x, w, setting) for w in weights],  # type: ignore[misc]
-            check=lambda: _lora_error(x[rows].cpu(), acts[2][rows].cpu(), canonical[0]),
+            check=lambda: _lora_error(x[rows].cpu(), _lora_act(acts[2], setting, m)[rows].cpu(), canonical[0]),
             note="ops are those of the FP16 low-rank product",
         ),
         Case(
@@ -177,6 +178,13 @@ def _gemm(acts: Any, w: dict[str, torch.Tensor], m: int, n: int, setting: Settin
         setting.spec.act_bits, "plain", setting.dtype, setting.layout,
     )  # fmt: skip
     return y
+
+
+def _lora_act(lora_act: torch.Tensor, setting: Setting, m: int) -> torch.Tensor:
+    """``[M, R]`` whatever the layout."""
+    if setting.layout == wgmma_s8.LAYOUT:
+        return wgmma_s8.unpack_lora_act(lora_act, m, setting.spec.rank)
+    return lora_act
 
 
 def _checked_rows(m: int) -> torch.Tensor:
