@@ -49,7 +49,7 @@ def instructions(
     for line in done.stdout.splitlines():
         if "Function : " in line:
             current = found.setdefault(short_name(demangle(line.split("Function : ", 1)[1].strip())), Counter())
-        elif match := re.search(r"\bIMMA\.[\w.]+", line):
+        elif match := re.search(pattern, line):
             current[match[0]] += 1
     if done.returncode or not found:
         raise RuntimeError(f"{cuobjdump} found no kernel for sm_{arch} in {extension}: {done.stderr.strip()}")
