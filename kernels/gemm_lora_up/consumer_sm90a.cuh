@@ -20,8 +20,6 @@
 
 namespace omniw4::gemm::sm90a {
 
-constexpr int kChunkGroups = 8;
-
 template <int number>
 struct Number {
     static constexpr int value = number;

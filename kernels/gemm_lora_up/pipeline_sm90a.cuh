@@ -8,6 +8,7 @@
 
 namespace omniw4::gemm::sm90a {
 
+constexpr int kChunkGroups = 8;                    // that consumers unroll
 constexpr int kBlockCodes = 64 * kGroup / 2;       // nibbles of 64 features and one group
 constexpr int kBlockBytes = kBlockCodes + 64 * 2;  // and their FP16 scales
 constexpr int kStageColumns = 128;                 // of K in a stage: two groups, one swizzled row of activations
@@ -42,7 +43,7 @@ struct Plan {
     static constexpr int kRoom = kSharedBytes / Tile::kBlocks - 1024 * Tile::kBlocks - 1024 - kSlices;
     static constexpr int kStages = kRoom / kStageBytes < 8 ? kRoom / kStageBytes : 8;
     static constexpr int kBytes = 1024 + kStages * kStageBytes + kSlices;  // the first 1024 to align the stages
-    static_assert(kStages >= 3);
+    static_assert(kStages >= kChunkGroups / 2 + 1);                        // consumers hold a chunk's stages at once
 };
 
 // Where a thread is in the ring. Producer and consumers go through the same sequence of stages.

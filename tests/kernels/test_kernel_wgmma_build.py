@@ -1,4 +1,4 @@
-"""The kernels of family wgmma_s8 as compiled, on a machine without a GPU: what the disassembly must and must not hold."""
+"""The kernels of family wgmma_s8 as compiled, without a GPU: what their disassembly must and must not hold."""
 
 from __future__ import annotations
 
