@@ -179,7 +179,8 @@ def test_a_file_is_not_a_folder(folder: Path) -> None:
 
 def test_an_omnivoice_without_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit_config(model_type="omnivoice")(folder)
-    monkeypatch.setitem(sys.modules, "omnivoice", None)
+    for name in ("omnivoice", "omnivoice.models", "omnivoice.models.omnivoice"):  # another test may have imported it
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModelError, match="package omnivoice cannot be imported") as error:
         model.load(folder)
     assert "pip install omnivoice" in error.value.hint
