@@ -157,9 +157,9 @@ def test_statistics_that_lack_a_linear(run: Run, qwen3: Path, stats: Path, tmp_p
     refused(ran, tmp_path, "lm_head", "--skip")
 
 
-@pytest.mark.parametrize("verb", ["calibrate", "quantize"])
+@pytest.mark.parametrize(("verb", "marker"), [("calibrate", "stats.json"), ("quantize", "omniw4.json")])
 def test_existing_output_is_refused_and_untouched(
-    run: Run, qwen3: Path, stats: Path, text: Path, tmp_path: Path, verb: str
+    run: Run, qwen3: Path, stats: Path, text: Path, tmp_path: Path, verb: str, marker: str
 ) -> None:
     out = tmp_path / "precious"
     out.mkdir()
@@ -167,20 +167,41 @@ def test_existing_output_is_refused_and_untouched(
     options: tuple[Any, ...] = ("--dataset", text, *CALIBRATE) if verb == "calibrate" else ("--stats", stats)
     ran = run(verb, qwen3, "--out", out, *options)
     ran.failed(2, "exists", "--overwrite")
+    run(verb, qwen3, "--out", out, *options, "--overwrite").failed(2, marker, "--out")
     assert [p.name for p in out.iterdir()] == ["thesis.txt"]
+    (out / marker).write_text("{}")  # now it looks like an earlier result, and is replaced whole
     ran = run(verb, qwen3, "--out", out, *options, "--overwrite")
     assert ran.code == 0, ran.stderr
-    assert not (out / "thesis.txt").exists(), "replaced whole"
+    assert not (out / "thesis.txt").exists()
+
+
+def test_the_source_model_is_not_overwritten(run: Run, qwen3: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(qwen3, model)
+    before = sorted(p.name for p in model.iterdir())
+    run("quantize", model, "--config", "rtn", "--out", model, "--overwrite").failed(2, "omniw4.json")
+    assert sorted(p.name for p in model.iterdir()) == before
+
+
+def test_damaged_weights_are_not_repacked(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(checkpoint, damaged)
+    file = damaged / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    run("repack", damaged, "--layout", "mma_s4").failed(2, "model.safetensors")
+    assert not (damaged / ".omniw4-cache").exists()
 
 
 def test_a_failed_overwrite_leaves_the_old_output(run: Run, qwen3: Path, tmp_path: Path) -> None:
     out = tmp_path / "old"
     out.mkdir()
-    (out / "old.txt").write_text("old")
+    (out / "stats.json").write_text("old")
     broken = tmp_path / "broken.txt"
     broken.write_bytes(b"\xff\xfe")
     run("calibrate", qwen3, "--dataset", broken, "--out", out, "--overwrite").failed(2, "broken.txt")
-    assert [p.name for p in out.iterdir()] == ["old.txt"]
+    assert [(p.name, p.read_text()) for p in out.iterdir()] == [("stats.json", "old")]
 
 
 def test_output_is_a_file(run: Run, qwen3: Path, tmp_path: Path) -> None:

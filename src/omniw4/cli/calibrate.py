@@ -61,7 +61,7 @@ def command(
 
     options.check_device(device)
     replace = overwrite or _only_a_torn_calibration(out)
-    with storage.OutputFolder.begin(out, {"verb": "calibrate"}, overwrite=replace) as folder:
+    with storage.OutputFolder.begin(out, {"verb": "calibrate"}, overwrite=replace, marker="stats.json") as folder:
         data: TokenSet | HiddenSource
         if source is not None:
             data = calibrate.read_hidden(source, strict=strict)

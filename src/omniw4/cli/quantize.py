@@ -89,7 +89,9 @@ def command(
         return models.load(model, dtype=dtype, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
 
     with (
-        storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, resume=resume) as folder,
+        storage.OutputFolder.begin(
+            out, fingerprint, overwrite=overwrite, resume=resume, marker="omniw4.json"
+        ) as folder,
         options.interruptible(lambda: _kept(folder, len(plan.quantized))),
     ):
         document, text = _quantize(load, folder, plan, recipe, found, shard_size, device, output)

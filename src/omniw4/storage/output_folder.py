@@ -28,15 +28,22 @@ class OutputFolder:
         resumed: True when ``partial`` holds the work of an earlier run with the same fingerprint.
     """
 
-    def __init__(self, out: Path, partial: Path, lock: int, overwrite: bool, resumed: bool) -> None:
+    def __init__(self, out: Path, partial: Path, lock: int, overwrite: bool, resumed: bool, marker: str | None) -> None:
         self.out, self.partial, self.resumed = out, partial, resumed
+        self._marker = marker
         self.result = partial / "result"
         self._lock: int | None = lock
         self._overwrite = overwrite
 
     @classmethod
     def begin(
-        cls, out: str | Path, fingerprint: dict[str, Any], *, overwrite: bool = False, resume: bool = False
+        cls,
+        out: str | Path,
+        fingerprint: dict[str, Any],
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        marker: str | None = None,
     ) -> OutputFolder:
         """Lock ``<out>.partial/`` and make it ready.
 
@@ -45,6 +52,7 @@ class OutputFolder:
                 resumed only when it is the same.
             overwrite: replace an existing ``out`` on commit; without ``resume``, also drop an interrupted run.
             resume: go on with an interrupted run if there is one.
+            marker: a file that every result of this kind holds; ``overwrite`` replaces no folder without it.
 
         Raises:
             OutputExistsError: ``out`` or an interrupted run exists, and no flag says what to do with it.
@@ -55,12 +63,12 @@ class OutputFolder:
         out = Path(out).resolve()
         partial = out.with_name(f"{out.name}.partial") if out.name else out
         if not partial.is_dir() or partial == out:
-            _refuse_existing(out, overwrite)
+            _refuse_existing(out, overwrite, marker)
         with explain_os_errors("make folder", partial):
             lock = _lock_folder(partial)
             try:
                 _finish_interrupted_commit(out, partial)
-                _refuse_existing(out, overwrite)
+                _refuse_existing(out, overwrite, marker)
                 resumed = _leftover_is_wanted(out, partial, fingerprint, overwrite, resume)
                 for entry in partial.iterdir():
                     if not resumed or entry.name == "result":
@@ -74,7 +82,7 @@ class OutputFolder:
                     partial.rmdir()  # only when empty
                 os.close(lock)
                 raise
-        return cls(out, partial, lock, overwrite, resumed)
+        return cls(out, partial, lock, overwrite, resumed, marker)
 
     def commit(self) -> Path:
         """Publish ``result`` as ``out`` in one step and remove ``partial``; returns ``out``.
@@ -90,7 +98,7 @@ class OutputFolder:
             _sync_tree(self.result)
             identity = self.result.stat()
             atomic_write_json(self.partial / "committing.json", [identity.st_dev, identity.st_ino])
-            _refuse_existing(self.out, self._overwrite)
+            _refuse_existing(self.out, self._overwrite, self._marker)
             _publish(self.result, self.out, self.partial / "replaced")
             sync_folder(self.out.parent)
             self.discard()
@@ -120,7 +128,7 @@ class OutputFolder:
         self.close()
 
 
-def _refuse_existing(out: Path, overwrite: bool) -> None:
+def _refuse_existing(out: Path, overwrite: bool, marker: str | None) -> None:
     if not os.path.lexists(out):
         return
     if not out.is_dir():
@@ -137,6 +145,11 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
                 f"output folder {str(out)!r} holds the current or the home folder and will not be replaced",
                 hint="give --out the name of a folder of its own",
             )
+    if marker is not None and not (out / marker).is_file():
+        raise OutputExistsError(
+            f"output folder {str(out)!r} holds no {marker}, so it is no earlier result and will not be replaced",
+            hint="give --out another name, or delete the folder yourself",
+        )
 
 
 def _lock_folder(partial: Path) -> int:
