@@ -294,3 +294,19 @@ def test_verify_with_too_short_a_text(run: Run, checkpoint: Path, qwen3: Path, t
     short.write_text("a few words")
     ran = run("verify", checkpoint, "--model", qwen3, "--dataset", short, "--seq-len", 64)
     ran.failed(2, "tokens", "--seq-len")
+
+
+def test_a_model_without_a_walkable_backbone(
+    run: Run, text: Path, qwen3: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """BERT's encoder wants hidden states; and it is not the model that the checkpoint was made from."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=384, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4
+    )
+    bert = tmp_path / "bert"
+    transformers.BertModel(config).save_pretrained(bert)
+    transformers.AutoTokenizer.from_pretrained(qwen3).save_pretrained(bert)
+    refused(run("calibrate", bert, "--dataset", text, "--out", tmp_path / "out", *CALIBRATE), tmp_path, "hidden_states")
+    run("verify", checkpoint, "--model", bert, "--dataset", text).failed(2, "no linear", "--model")

@@ -160,8 +160,19 @@ class BlockWalk:
 
     def _forward(self, batch: Batch) -> None:
         inputs = dict(batch.inputs)
-        if "use_cache" in inspect.signature(self.backbone.forward).parameters:
+        parameters = inspect.signature(self.backbone.forward).parameters
+        if "use_cache" in parameters:
             inputs["use_cache"] = False
+        lacking = [
+            name
+            for name, one in parameters.items()
+            if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and name not in inputs
+        ]
+        if lacking:
+            raise ModelError(
+                f"{type(self.backbone).__name__} cannot be run on {', '.join(inputs)} alone, it wants {lacking[0]}",
+                hint=_WHY,
+            )
         with suppress(_Stop):
             self.backbone(**inputs)
 

@@ -16,7 +16,7 @@ from omniw4 import model as models
 from omniw4 import ops, repack
 from omniw4.checkpoint.reader import Checkpoint
 from omniw4.config import Verify
-from omniw4.errors import CheckpointError, MissingFileError, UnreadableFileError, UsageError
+from omniw4.errors import CheckpointError, MissingFileError, ModelError, UnreadableFileError, UsageError
 from omniw4.runtime.linear import W4A4Linear
 from omniw4.runtime.load import load
 from omniw4.verify import heldout, integrity
@@ -67,6 +67,7 @@ def run(
             model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
         )
         reference = source.model
+        _require_linears(reference, checkpoint, source.source)
         if (
             dtype == "auto"
             and torch.device(device).type == "cuda"
@@ -103,6 +104,16 @@ def run(
     result.seconds |= {f"forward_{name}": seconds for name, seconds in found.seconds.items()}
     result.gates += judge(settings.gates, result.perplexity, result.kl, result.argmax_agreement, result.layers)
     return _finish(result, device)
+
+
+def _require_linears(reference: nn.Module, checkpoint: Checkpoint, name: str) -> None:
+    linears = models.find_linears(reference)
+    missing = [path for path in checkpoint.specs if path not in linears]
+    if missing:
+        raise ModelError(
+            f"model {name!r} has no linear {missing[0]!r}, which the checkpoint quantizes",
+            hint="give the model that the checkpoint was made from with --model",
+        )
 
 
 def kernel_path(model: nn.Module) -> str:
