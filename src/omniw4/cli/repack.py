@@ -35,10 +35,11 @@ def command(
     capability = repack.parse_arch(arch) if arch else options.gpu_capability()
     name = repack.auto(capability) if layout == "auto" else repack.get(layout).LAYOUT
     checkpoint = Checkpoint.open(directory)
-    checkpoint.check_hashes()  # a cache outlives its checkpoint's damage, so none is made of damaged weights
     removed = cache.delete_stale(directory, checkpoint.hash) if prune else []
     with output.progress("repacking") as bar:
         report = cache.write(directory, checkpoint, name, overwrite=overwrite, on_progress=bar.step)
+    if report.reused:
+        checkpoint.check_hashes()  # a cache that was there says nothing about the weights beside it
     if layout == "auto":
         output.note(repack.explain_auto(capability))
     for entry in removed:

@@ -47,6 +47,8 @@ class Source(Protocol):
 
     def linear(self, path: str) -> QuantizedLinear: ...
 
+    def check_hashes(self) -> None: ...
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -126,12 +128,16 @@ def write(
     Raises:
         LayoutError: unknown layout, a linear whose tensors do not fit together, or none that the layout's kernels run.
         StorageError: the folder cannot be written, or the disk is full; nothing is left behind.
+        CheckpointError: the checkpoint's bytes are not those that its hashes were taken of.
     """
     module, file = get(layout), cache_file(folder, layout, checkpoint.hash)
+    if not overwrite and (report := _valid_report(folder, checkpoint, layout)):
+        return report
+    checkpoint.check_hashes()  # a cache outlives its checkpoint's damage, so none is made of damaged weights
     with explain_os_errors("create", file.parent):
         file.parent.mkdir(exist_ok=True)
     with _taking_turns(file.parent):
-        if not overwrite and (report := _valid_report(folder, checkpoint, layout)):
+        if not overwrite and (report := _valid_report(folder, checkpoint, layout)):  # made while this one waited
             return report
         skipped = _skipped(checkpoint, module)
         paths = [path for path in checkpoint.specs if path not in skipped]

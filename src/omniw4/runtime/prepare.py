@@ -44,8 +44,6 @@ def prepare(
 @contextlib.contextmanager
 def _cache(checkpoint: Checkpoint, layout: str) -> Iterator[cache.Cache | None]:
     try:
-        if not cache.cache_file(checkpoint.folder, layout, checkpoint.hash).is_file():
-            checkpoint.check_hashes()  # a cache outlives its checkpoint's damage, so none is made of damaged weights
         opened = cache.ensure(checkpoint.folder, checkpoint, layout)
     except StorageError as e:
         log.warning("no repack cache, packing %s in memory: %s", layout, e.message)
