@@ -80,7 +80,9 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, options.raise_interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job started to ignore Ctrl-C goes on doing so
+        signal.signal(signal.SIGINT, options.raise_interrupt)
     code = run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
@@ -133,8 +135,3 @@ def _exit_code(error: BaseException) -> int:
 def _sentence(text: str) -> str:
     text = " ".join(text.split())
     return text[:1].lower() + text[1:].rstrip(".")
-
-
-def _as_interrupt(*_: Any) -> NoReturn:
-    """SIGTERM ends a run as Ctrl-C does: locks released, nothing half-written."""
-    raise KeyboardInterrupt

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -58,6 +59,15 @@ class Interrupted(OmniW4Error):
     exit_code = EXIT_INTERRUPTED
 
 
+_signalled = threading.Event()
+
+
+def raise_interrupt(*_: Any) -> NoReturn:
+    """Handler of SIGINT and SIGTERM: locks released, nothing half-written."""
+    _signalled.set()
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def interruptible(kept: str | Callable[[], tuple[str, str]]) -> Iterator[None]:
     """Turn Ctrl-C into the one sentence on what is kept.
@@ -67,7 +77,10 @@ def interruptible(kept: str | Callable[[], tuple[str, str]]) -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt as e:
+    except (KeyboardInterrupt, Exception) as e:
+        # compiled code that an interrupt lands in may hand on an exception of its own instead
+        if isinstance(e, Interrupted) or not (isinstance(e, KeyboardInterrupt) or _signalled.is_set()):
+            raise
         sentence, hint = (kept, "") if isinstance(kept, str) else kept()
         raise Interrupted(f"interrupted; {sentence}", hint=hint) from e
 
