@@ -27,10 +27,10 @@ def test_a_sound_checkpoint_passes_through_kernels(folders, dtype):
 
 
 def test_kernels_and_reference_agree(folders):
-    """The same codes, so the difference of the two is that of float16 and float32 alone: few tokens of a random model,
-    whose quantized perplexity moves by 4 % with the dtype even within the CPU's reference."""
+    """The same codes in the same dtype. Few tokens of a random model: its perplexity moves by 4 % between float16 and
+    float32 even within the CPU's reference, so the two are compared in float16."""
     gpu = verify.run(*folders, settings=SETTINGS, device="cuda", dtype="float16", layer_tokens=0)
-    cpu = verify.run(*folders, settings=SETTINGS, layer_tokens=0)
+    cpu = verify.run(*folders, settings=SETTINGS, dtype="float16", layer_tokens=0)
     assert gpu.windows == cpu.windows
-    assert gpu.perplexity.quantized == pytest.approx(cpu.perplexity.quantized, rel=0.1)
-    assert gpu.kl == pytest.approx(cpu.kl, rel=0.25)
+    assert gpu.perplexity.quantized == pytest.approx(cpu.perplexity.quantized, rel=0.03)
+    assert gpu.kl == pytest.approx(cpu.kl, rel=0.1)
