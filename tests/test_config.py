@@ -126,5 +126,11 @@ def test_merge_leaves_its_arguments_alone() -> None:
 def test_difference_names_leaves() -> None:
     a = {"x": 1, "y": {"z": 2, "same": 0}, "gone": True}
     b = {"x": 1, "y": {"z": 3, "same": 0}, "new": "n"}
-    assert config.difference(a, b) == ["gone: True -> None", "new: None -> 'n'", "y.z: 2 -> 3"]
+    assert config.difference(a, b) == ["gone: True -> none", "new: none -> 'n'", "y.z: 2 -> 3"]
     assert config.difference(a, a) == []
+
+
+def test_difference_of_hashes_names_the_key_alone() -> None:
+    a = {"model": {"name": "a", "hash": "0" * 64}, "calibration": None}
+    b = {"model": {"name": "a", "hash": "f" * 64}, "calibration": {"tokens": 8}}
+    assert config.difference(a, b) == ["calibration: none -> some", "model.hash is another"]

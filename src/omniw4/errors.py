@@ -1,7 +1,8 @@
 """One error class per way to fail.
 
-Every error a user can cause derives from :class:`OmniW4Error` and carries one sentence, an optional hint that
-names the flag which helps, and the exit code the CLI ends with. Anything else that escapes is an internal error.
+Every error a user can cause derives from :class:`OmniW4Error` and carries one sentence, a hint that names the flag
+or command which helps, and the exit code the CLI ends with. A class has a hint of its own for where the place that
+raises knows nothing better. Anything else that escapes is an internal error.
 """
 
 from __future__ import annotations
@@ -12,81 +13,119 @@ EXIT_USAGE = 2
 EXIT_INTERNAL = 101
 EXIT_INTERRUPTED = 130
 
+_LONGEST = 380  # characters of a message about a checkpoint
+
 
 class OmniW4Error(Exception):
     """Base of all errors a user can cause.
 
     Args:
         message: one sentence naming the thing (layer, tensor, file), what was found and what was wanted.
-        hint: one sentence naming the flag or command that helps; empty when there is none.
+        hint: one sentence naming the flag or command that helps; without it, the class's ``usual_hint``.
     """
 
     exit_code: int = EXIT_USAGE
+    usual_hint: str = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.usual_hint
 
 
 class UsageError(OmniW4Error):
     """Arguments that do not fit together."""
 
+    usual_hint = "docs/cli.md describes every option, and so does --help"
+
 
 class ConfigError(OmniW4Error):
     """A config file or override that is not valid."""
+
+    usual_hint = "configs/default.yaml lists and comments every key"
 
 
 class PatternError(OmniW4Error):
     """An include, skip or override pattern that is malformed or matches nothing."""
 
+    usual_hint = "a pattern is a glob over full paths such as '*.down_proj', or 're:' and a regular expression"
+
 
 class DatasetError(OmniW4Error):
     """A calibration or evaluation text that is missing, unreadable, empty or too small."""
+
+    usual_hint = "give a UTF-8 .txt file, a .jsonl or .parquet file with the field text, or the name of a Hub data set"
 
 
 class ModelError(OmniW4Error):
     """A source model that is missing, unreadable, or not made of linears omniw4 can quantize."""
 
+    usual_hint = "give an unquantized Hugging Face model folder, a .gguf file, or a Hub name"
+
 
 class PlanError(OmniW4Error):
     """Linears that cannot be quantized as asked (found before the first forward, all at once)."""
+
+    usual_hint = "look at the plan with --dry-run, and leave linears out with --skip"
 
 
 class StatsError(OmniW4Error):
     """Calibration statistics that are missing, damaged, or of another model."""
 
+    usual_hint = "make statistics of this model with `omniw4 calibrate MODEL --out DIR`"
+
 
 class NonFiniteError(OmniW4Error):
     """Too many NaN or infinite rows where finite numbers are needed."""
+
+    usual_hint = "repair the model's weights, or leave the linear as it is with --skip"
 
 
 class OutputExistsError(OmniW4Error):
     """The output folder exists and ``--overwrite`` or ``--resume`` was not given."""
 
+    usual_hint = "give --out another name"
+
 
 class OutputLockedError(OmniW4Error):
     """Another process is writing the same output folder."""
+
+    usual_hint = "wait for it, or give --out another name"
 
 
 class ResumeError(OmniW4Error):
     """A partial result made by another recipe, model or calibration."""
 
+    usual_hint = "repeat the command with the old inputs, or start again with --overwrite"
+
 
 class StorageError(OmniW4Error):
     """A file that cannot be written: disk full, read-only, no permission."""
+
+    usual_hint = "check the path and its permissions, or use a folder elsewhere"
 
 
 class CheckpointError(OmniW4Error):
     """A checkpoint that breaks a rule of docs/checkpoint-format.md; subclasses name the rule."""
 
+    usual_hint = "copy the checkpoint again, or make it anew with `omniw4 quantize`"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        if len(message) > _LONGEST:  # a hostile file may name its tensors as long as it likes
+            message = f"{message[: _LONGEST - 120]} … {message[-100:]}"
+        super().__init__(message, hint=hint)
+
 
 class MissingFileError(CheckpointError):
     """A file every checkpoint has (config.json, omniw4.json, the weights) is not there."""
 
+    usual_hint = "name a folder that `omniw4 quantize` wrote; an interrupted copy lacks files"
+
 
 class UnreadableFileError(CheckpointError):
     """A file of the checkpoint cannot be opened or read."""
+
+    usual_hint = "check that it is a file, and its permissions"
 
 
 class MalformedJsonError(CheckpointError):
@@ -95,6 +134,8 @@ class MalformedJsonError(CheckpointError):
 
 class QuantMethodError(CheckpointError):
     """config.json has no quantization_config, or one of another method."""
+
+    usual_hint = "name a folder that `omniw4 quantize` wrote"
 
 
 class FormatVersionError(CheckpointError):
@@ -180,6 +221,8 @@ class ScaleValueError(CheckpointError):
 class LayoutError(OmniW4Error):
     """An unknown tensor-core layout, or a repacked cache that does not belong to its checkpoint."""
 
+    usual_hint = "`omniw4 repack DIR --layout NAME --overwrite` makes the cache anew from the checkpoint"
+
 
 class OpError(OmniW4Error, ValueError):
     """A tensor of the wrong shape, dtype or device given to an op."""
@@ -187,6 +230,8 @@ class OpError(OmniW4Error, ValueError):
 
 class KernelError(OmniW4Error, RuntimeError):
     """A compiled kernel that is missing, or reported a failure at launch."""
+
+    usual_hint = "compile the kernels for this GPU with `make kernels`, or run with --device cpu"
 
 
 class UnsupportedGPUError(KernelError):
@@ -197,3 +242,4 @@ class VerdictError(OmniW4Error):
     """A check ran to its end and its verdict is 'failed' (verify gates, bench gates)."""
 
     exit_code = EXIT_VERDICT
+    usual_hint = "--json has every figure"

@@ -24,7 +24,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
     expression = pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)
     try:
         compiled = re.compile(expression)
-    except re.error as e:
+    except (re.error, OverflowError, RecursionError) as e:
         raise PatternError(f"pattern {pattern!r} is not a valid regular expression: {e}") from e
     return lambda path: compiled.fullmatch(path) is not None
 

@@ -95,7 +95,7 @@ def test_resume_refuses_other_inputs_by_name(tmp_path: Path) -> None:
     interrupt(tmp_path / "out")
     before = folder_bytes(tmp_path)
     changed = {"recipe": {"rank": 32}, "model": "abc", "stats": "s"}
-    with pytest.raises(ResumeError, match=r"recipe\.rank: 16 -> 32; stats: None -> 's'"):
+    with pytest.raises(ResumeError, match=r"recipe\.rank: 16 -> 32; stats: none -> 's'"):
         OutputFolder.begin(tmp_path / "out", changed, resume=True)
     after = {name: data for name, data in folder_bytes(tmp_path).items()}
     assert after == before

@@ -73,4 +73,4 @@ def _value(text: str, flag: str, whole: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as e:
-        raise UsageError(f"{flag} {whole!r}: {text!r} is not a value") from e
+        raise UsageError(f"{flag} {whole!r}: {text!r} is not a value", hint="values are YAML: 8, true, [a, b]") from e

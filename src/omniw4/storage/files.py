@@ -33,6 +33,9 @@ def explain_os_errors(what: str, path: Path) -> Iterator[None]:
             errno.EROFS: "choose a folder you can write to",
             errno.EACCES: "choose a folder you can write to",
             errno.EPERM: "choose a folder you can write to",
+            errno.ENOTDIR: "a part of this path is a file: choose a folder elsewhere",
+            errno.ENAMETOOLONG: "choose a shorter name",
+            errno.ELOOP: "a part of this path is a link to itself: choose a folder elsewhere",
         }
         reason = e.strerror or str(e)
         raise StorageError(f"cannot {what} {str(path)!r}: {reason}", hint=hints.get(e.errno or 0, "")) from e
