@@ -6,26 +6,40 @@ precedence is: flags of the command line, then the file given with ``--config``,
 
 from __future__ import annotations
 
+import difflib
+import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from omniw4.errors import ConfigError
 
 
+def _not_a_bool(value: Any) -> Any:
+    """To Python ``true`` is the number 1; to whoever wrote it, it is not."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "a number is wanted")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_not_a_bool)]
+Number = Annotated[float, BeforeValidator(_not_a_bool)]
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Calibrate(_Section):
     """How text becomes statistics."""
 
-    samples: int = Field(32, ge=1)
-    seq_len: int = Field(1024, ge=8)
-    batch_size: int = Field(1, ge=1)
-    seed: int = 0
+    samples: Whole = Field(32, ge=1)
+    seq_len: Whole = Field(1024, ge=8)
+    batch_size: Whole = Field(1, ge=1)
+    seed: Whole = Field(0, ge=0)
     bos: Literal["model", "always", "never"] = "model"
 
 
@@ -36,26 +50,26 @@ class Weights(_Section):
 
 class Activations(_Section):
     bits: Literal[4, 8, 16] = 4
-    clip: float = Field(1.0, gt=0, le=1)
+    clip: Number = Field(1.0, gt=0, le=1)
 
 
 class Smooth(_Section):
     """``smooth_j = m(X_j)^strength / m(W_j)^(1-strength)`` with m the absmax (SmoothQuant) or the RMS; 0 is off."""
 
-    strength: float = Field(0.0, ge=0, le=1)
+    strength: Number = Field(0.0, ge=0, le=1)
     measure: Literal["absmax", "rms"] = "absmax"
 
 
 class Gptq(_Section):
     enabled: bool = True
     hessian: Literal["plain", "normalized"] = "plain"
-    damp: float = Field(0.01, gt=0)
-    block_size: int = Field(128, ge=64, multiple_of=64)
+    damp: Number = Field(0.01, gt=0)
+    block_size: Whole = Field(128, ge=64, multiple_of=64)
 
 
 class LowRank(_Section):
-    rank: int = Field(16, ge=0, le=256)
-    rounds: int = Field(3, ge=1)
+    rank: Whole = Field(16, ge=0, le=256)
+    rounds: Whole = Field(3, ge=1)
     init: Literal["zero", "svd_weight"] = "zero"
 
 
@@ -64,15 +78,15 @@ class Override(_Section):
 
     pattern: str
     act_bits: Literal[4, 8, 16] | None = None
-    act_clip: float | None = Field(None, gt=0, le=1)
-    rank: int | None = Field(None, ge=0, le=256)
+    act_clip: Number | None = Field(None, gt=0, le=1)
+    rank: Whole | None = Field(None, ge=0, le=256)
     rotation: Literal["none", "hadamard64"] | None = None
 
 
 class Recipe(_Section):
     """What is done to every linear; stored whole in the checkpoint."""
 
-    group_size: int = Field(64, ge=1)
+    group_size: Whole = Field(64, ge=1)
     weights: Weights = Weights()
     activations: Activations = Activations()
     rotation: Literal["none", "hadamard64"] = "hadamard64"
@@ -87,15 +101,15 @@ class Recipe(_Section):
 class Gates(_Section):
     """Verdicts of ``omniw4 verify``; a gate that is null is not applied."""
 
-    max_perplexity_ratio: float | None = Field(None, gt=0)
-    max_kl: float | None = Field(None, ge=0)
-    min_argmax_agreement: float | None = Field(None, ge=0, le=1)
-    max_layer_error: float | None = Field(None, ge=0)
+    max_perplexity_ratio: Number | None = Field(None, gt=0)
+    max_kl: Number | None = Field(None, ge=0)
+    min_argmax_agreement: Number | None = Field(None, ge=0, le=1)
+    max_layer_error: Number | None = Field(None, ge=0)
 
 
 class Verify(_Section):
-    windows: int = Field(16, ge=1)
-    seq_len: int = Field(1024, ge=8)
+    windows: Whole = Field(16, ge=1)
+    seq_len: Whole = Field(1024, ge=8)
     gates: Gates = Gates()
 
 
@@ -132,14 +146,80 @@ def load(source: str | Path | None = None, overrides: dict[str, Any] | None = No
 
 
 def parse(data: dict[str, Any], *, origin: str) -> Config:
-    """Validate a plain dict; raises ConfigError naming every wrong key."""
+    """Validate a plain dict; raises ConfigError naming every wrong key and value."""
     try:
         return Config.model_validate(data)
     except ValidationError as e:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in e.errors())
-        raise ConfigError(
-            f"config {origin!r} is not valid: {problems}", hint="configs/default.yaml lists every key"
-        ) from e
+        found = e.errors()
+        hints = [hint for p in found if p["type"] in _UNKNOWN and (hint := _keys_there(p["loc"]))]
+        problems = dict.fromkeys(map(_told, found))  # each sentence once: a union has an error a member
+        raise ConfigError(f"config {origin!r}: {'; '.join(problems)}", hint=hints[0] if hints else "") from e
+
+
+_UNKNOWN = ("extra_forbidden", "invalid_key")
+_WANTED = {
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "finite_number": "a finite number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "number_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+}
+
+
+def _told(problem: Any) -> str:
+    """One problem of pydantic's as a sentence that names key, value and what is wanted."""
+    loc, kind, value = problem["loc"], problem["type"], problem["input"]
+    name = ".".join(map(str, loc)) or "the whole of it"
+    if kind in _UNKNOWN:
+        near = difflib.get_close_matches(str(loc[-1]), _keys(loc[:-1]), n=1)
+        return f"there is no key {name}" + (f", did you mean {near[0]}?" if near else "")
+    if kind == "missing":
+        return f"{name} is missing"
+    if kind == "literal_error":
+        return f"{name} is {_as_yaml(value)}, wanted {problem['ctx']['expected'].replace(chr(39), '')}"
+    wanted = _WANTED.get(kind, "").format(**problem.get("ctx", {}))
+    return f"{name} is {_as_yaml(value)}{f', wanted {wanted}' if wanted else ': ' + problem['msg']}"
+
+
+def _as_yaml(value: Any) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
+def _keys_there(loc: tuple[int | str, ...]) -> str:
+    keys = _keys(loc[:-1])
+    where = ".".join(map(str, loc[:-1]))
+    return f"the keys{f' of {where}' if where else ''} are {', '.join(keys)}" if keys else ""
+
+
+def _keys(loc: tuple[int | str, ...]) -> list[str]:
+    """Names of the keys that the section at ``loc`` has; positions in a list count for nothing."""
+    section: type[BaseModel] | None = Config
+    for part in loc:
+        if section is None or isinstance(part, int):
+            continue
+        field = section.model_fields.get(part)
+        section = _section_in(field.annotation) if field is not None else None
+    return list(section.model_fields) if section is not None else []
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section a field holds, alone or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for one in get_args(annotation) if (found := _section_in(one)) is not None), None)
 
 
 def merge(base: dict[str, Any], diff: dict[str, Any]) -> dict[str, Any]:
@@ -152,15 +232,24 @@ def merge(base: dict[str, Any], diff: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
-    """One line ``key: old -> new`` for every leaf in which two nested dicts differ."""
+    """One line ``key: old -> new`` for every leaf in which two nested dicts differ; of hashes, the key alone."""
     lines: list[str] = []
     for key in sorted({*a, *b}):
         left, right, name = a.get(key), b.get(key), f"{prefix}{key}"
         if isinstance(left, dict) and isinstance(right, dict):
             lines += difference(left, right, f"{name}.")
         elif left != right:
-            lines.append(f"{name}: {left!r} -> {right!r}")
+            hashes = all(value is None or _is_hash(value) for value in (left, right))
+            lines.append(f"{name} is another" if hashes else f"{name}: {_short(left)} -> {_short(right)}")
     return lines
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def _short(value: Any) -> str:
+    return "some" if isinstance(value, dict) else "none" if value is None else repr(value)
 
 
 def _find(source: str | Path) -> Path:
@@ -177,12 +266,24 @@ def _find(source: str | Path) -> Path:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
-        reason = " ".join(str(e).split())
-        raise ConfigError(f"cannot read config {str(path)!r}: {reason}") from e
-    if not isinstance(data or {}, dict):
-        raise ConfigError(f"config {str(path)!r} holds a {type(data).__name__}, wanted a mapping of sections")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as e:
+        raise ConfigError(f"cannot read config {str(path)!r}: {_reason(e)}", hint=_YAML_HINT) from e
+    if data is not None and not isinstance(data, dict):
+        kind = {"list": "a list", "str": "a text"}.get(type(data).__name__, f"a {type(data).__name__}")
+        raise ConfigError(f"config {str(path)!r} holds {kind}, wanted sections such as recipe", hint=_YAML_HINT)
     return data or {}
+
+
+_YAML_HINT = "a config is UTF-8 YAML, a diff on configs/default.yaml, such as `recipe: {lowrank: {rank: 32}}`"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte {error.start})"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"it is not YAML: {error.problem} in line {mark.line + 1}, column {mark.column + 1}"
+    return " ".join(str(error).split())
 
 
 def without_none(data: dict[str, Any]) -> dict[str, Any]:
