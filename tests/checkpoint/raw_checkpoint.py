@@ -79,7 +79,9 @@ class RawCheckpoint:
             for name, (dtype, shape, _) in self.tensors.items()
             if name not in self.unlisted
         }
-        manifest = {"tensors": {**described, **self.listed}, "files": hashes(folder, files), **self.manifest}
+        digests = hashes(folder, files)
+        manifest = {"tensors": {**described, **self.listed}, "files": digests, **self.manifest}
+        manifest["hash"] = content_hash(self.config.get("quantization_config"), digests)
         (folder / "config.json").write_text(json.dumps(self.config))
         (folder / "omniw4.json").write_text(json.dumps(manifest))
         if self.shards > 1:
@@ -96,6 +98,12 @@ def hashes(folder: Path, files: list[str]) -> dict[str, Any]:
         }
         for file in files
     }
+
+
+def content_hash(quantization_config: Any, files: dict[str, Any]) -> str:
+    shards = {name: entry["sha256"] for name, entry in files.items()}
+    canonical = json.dumps([quantization_config, shards], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

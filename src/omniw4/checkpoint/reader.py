@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +95,7 @@ class Checkpoint:
     @property
     def hash(self) -> str:
         """SHA-256 over quantization_config and the recorded hashes of the weight files: names the content."""
-        files = {name: entry["sha256"] for name, entry in self._structure.manifest["files"].items() if "/" not in name}
-        return content_hash(self.quantization_config, files)
+        return validate.content_hash(self.quantization_config, self._structure.manifest["files"])
 
     @property
     def files(self) -> list[TensorFile]:
@@ -138,11 +135,6 @@ class Checkpoint:
         return read_tensor(self._shard_of[name], name)
 
 
-def content_hash(quantization_config: dict[str, Any], file_hashes: dict[str, str]) -> str:
-    canonical = json.dumps([quantization_config, file_hashes], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
 def check_linear_values(path: str, linear: QuantizedLinear) -> None:
     """Raise NonFiniteTensorError or ScaleValueError, naming the tensor and the first bad element."""
     for part, tensor in linear.tensors().items():
@@ -176,13 +168,16 @@ def parse_report(path: str, data: dict[str, Any]) -> LayerReport:
     if unknown := sorted(data.keys() - _REPORT_TYPES.keys()):
         raise MalformedJsonError(f"report of {path!r}: unknown key {unknown[0]!r}")
     if not all(isinstance(error, int | float | None) for error in values["rounds"]):
-        raise MalformedJsonError(f"report of {path!r}: rounds is {values['rounds']}, wanted a list of numbers")
+        raise MalformedJsonError(f"report of {path!r}: rounds is {str(values['rounds'])[:40]}, wanted a list of numbers")
     values["rounds"] = [_number(error) for error in values["rounds"]]
     return LayerReport(**values)
 
 
 def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
+    try:
+        return float("nan") if value is None else float(value)
+    except OverflowError:  # JSON has integers that no float can hold
+        return float("inf")
 
 
 def dump_report(report: LayerReport) -> dict[str, Any]:

@@ -60,8 +60,12 @@ class StoredLinear:
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """Sort key that counts numbers: ``layers.2`` before ``layers.10``."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", name)]
+    """Sort key that counts numbers: ``layers.2`` before ``layers.10``; names that differ have different keys."""
+    key = [(-1, 0, name)]
+    for i, part in enumerate(re.split(r"([0-9]+)", name)):  # words and numbers in turn
+        digits = part.lstrip("0")  # compared by length first, so that no number is too long
+        key.append((0, len(digits), digits) if i % 2 else (1, 0, part))
+    return [*key[1:], key[0]]
 
 
 def quantization_config(specs: Mapping[str, LinearSpec], skipped: Iterable[str] = ()) -> dict[str, Any]:

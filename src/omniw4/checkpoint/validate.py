@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +78,19 @@ def check_structure(folder: str | Path) -> Structure:
     linears = {path: schema.check_linear(path, spec, tensors) for path, spec in specs.items()}
     _check_unlisted(specs, tensors)
     _check_reports(manifest["layers"], specs)
+    _check_content(config["quantization_config"], manifest)
     return Structure(folder, config, manifest, specs, linears, shards)
+
+
+def content_hash(quantization_config: Mapping[str, Any], files: Mapping[str, Any]) -> str:
+    """The checkpoint's hash: SHA-256 over quantization_config and the recorded hashes of its own weight files.
+
+    Args:
+        files: ``files`` of omniw4.json.
+    """
+    hashes = {name: entry["sha256"] for name, entry in files.items() if "/" not in name}
+    canonical = json.dumps([quantization_config, hashes], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def check_hashes(structure: Structure) -> None:
@@ -104,7 +117,7 @@ def check_hashes(structure: Structure) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; raises MissingFileError, UnreadableFileError or MalformedJsonError."""
     try:
-        data = json.loads(path.read_bytes().decode("utf-8"))
+        data = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_unique)
     except FileNotFoundError as e:
         hint = "name a folder written by omniw4 quantize"
         if any(parent.name.endswith(".partial") for parent in path.absolute().parents):
@@ -117,6 +130,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise MalformedJsonError(f"{path.name} holds a {type(data).__name__}, wanted a mapping")
     return data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON in which no key occurs twice: of two values, each reader would take the one it likes."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+    return found
 
 
 def read_shards(folder: Path) -> list[TensorFile]:
@@ -216,6 +238,20 @@ def _check_manifest_files(files: Mapping[str, Any], shards: list[TensorFile]) ->
         name = min(listed ^ found)
         where = (schema.MANIFEST, "the weights") if name in listed else ("the weights", schema.MANIFEST)
         raise ShardIndexError(f"file {name!r} belongs to {where[0]} and not to {where[1]}")
+
+
+def _check_content(quantization_config: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    """Settings that differ from those the weights were written with would give wrong numbers and no error."""
+    wanted = manifest.get("hash")
+    if wanted is None:  # a writer may leave it out
+        return
+    found = content_hash(quantization_config, manifest["files"])
+    if found != wanted:
+        raise HashMismatchError(
+            f"quantization_config in {schema.CONFIG}, or the hashes in {schema.MANIFEST}, are not those that were "
+            f"written together (sha256 {found[:12]}…, wanted {str(wanted)[:12]}…)",
+            hint="copy or download the checkpoint again; settings cannot be changed after quantization",
+        )
 
 
 def _check_unlisted(specs: Mapping[str, LinearSpec], tensors: Mapping[str, TensorInfo]) -> None:

@@ -15,6 +15,7 @@ from omniw4.checkpoint.header import describe
 from omniw4.checkpoint.layers import LayerStore
 from omniw4.checkpoint.reader import dump_report
 from omniw4.checkpoint.schema import natural_order
+from omniw4.checkpoint.validate import content_hash
 from omniw4.errors import UsageError
 from omniw4.model import LoadedModel
 from omniw4.storage import (
@@ -105,7 +106,7 @@ def assemble(
         hashes[name] = sha256_file(target / name)
     config["quantization_config"] = quantization
     atomic_write(target / schema.CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    manifest = {
+    manifest: dict[str, Any] = {
         "format_version": schema.FORMAT_VERSION,
         "omniw4_version": omniw4.__version__,
         "source": {"name": source.source_name(loaded), "hash": loaded.hash},
@@ -119,6 +120,7 @@ def assemble(
             for name in sorted(hashes, key=natural_order)
         },
     }
+    manifest["hash"] = content_hash(quantization, manifest["files"])
     atomic_write_json(target / schema.MANIFEST, manifest)
     if len(shards) > 1:
         weight_map = {entry.name: name for name, shard in shards.items() for entry in shard}
