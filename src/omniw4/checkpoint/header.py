@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,7 @@ def read_header(path: str | Path) -> TensorFile:
     """
     path = Path(path)
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
@@ -127,21 +129,33 @@ def read_header(path: str | Path) -> TensorFile:
     return TensorFile(path, tensors, metadata, size)
 
 
-def _parse(file: str, raw: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise MalformedHeaderError(f"{file}: {twice!r} occurs twice in the header")
-        return found
+def check_regular(path: Path) -> None:
+    """Raise OSError unless this is a file: a pipe would block for ever, a device never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(None, "it is no regular file")
 
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON in which no key occurs twice: of two values, each reader would take the one it likes.
+
+    Raises:
+        ValueError: naming the first key that occurs again.
+    """
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} occurs twice")
+        found[key] = value
+    return found
+
+
+def _parse(file: str, raw: bytes) -> dict[str, Any]:
     if not raw.startswith(b"{"):
         raise MalformedHeaderError(f"{file}: the header begins with {raw[:1]!r}, wanted b'{{'")
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as e:
-        raise MalformedHeaderError(f"{file}: the header is not JSON: {e}") from e
+        raise MalformedHeaderError(f"{file}: the header is not valid JSON: {e}") from e
     if not isinstance(header, dict):
         raise MalformedHeaderError(f"{file}: the header holds a {type(header).__name__}, wanted a mapping")
     return header

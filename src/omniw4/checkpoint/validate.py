@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omniw4.checkpoint import schema
-from omniw4.checkpoint.header import TensorFile, TensorInfo, describe, read_header
+from omniw4.checkpoint.header import TensorFile, TensorInfo, check_regular, describe, read_header, unique_keys
 from omniw4.checkpoint.schema import StoredLinear
 from omniw4.errors import (
     HashMismatchError,
@@ -103,7 +103,7 @@ def check_hashes(structure: Structure) -> None:
     damaged = []
     for name, entry in structure.manifest["files"].items():
         path = structure.folder / name
-        if not path.is_file():
+        if not _is_file(path):
             raise MissingFileError(f"no file {name!r}, though {schema.MANIFEST} lists it")
         found = sha256_file(path)
         if found != entry["sha256"]:
@@ -117,7 +117,8 @@ def check_hashes(structure: Structure) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; raises MissingFileError, UnreadableFileError or MalformedJsonError."""
     try:
-        data = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_unique)
+        check_regular(path)
+        data = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=unique_keys)
     except FileNotFoundError as e:
         hint = "name a folder written by omniw4 quantize"
         if any(parent.name.endswith(".partial") for parent in path.absolute().parents):
@@ -126,19 +127,10 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise UnreadableFileError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
     except (ValueError, RecursionError) as e:
-        raise MalformedJsonError(f"{path.name} is not JSON: {e}") from e
+        raise MalformedJsonError(f"{path.name} is not valid JSON: {e}") from e
     if not isinstance(data, dict):
         raise MalformedJsonError(f"{path.name} holds a {type(data).__name__}, wanted a mapping")
     return data
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON in which no key occurs twice: of two values, each reader would take the one it likes."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
-    return found
 
 
 def read_shards(folder: Path) -> list[TensorFile]:
@@ -152,10 +144,17 @@ def read_shards(folder: Path) -> list[TensorFile]:
         raise ShardIndexError(f"both {schema.WEIGHTS} and {schema.INDEX} are there, wanted one of them")
     shards = []
     for name in sorted(set(_weight_map(index).values())):
-        if not (folder / name).is_file():
+        if not _is_file(folder / name):
             raise MissingShardError(f"{schema.INDEX} names the file {name!r}, which is not there")
         shards.append(read_header(folder / name))
     return shards
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than any file's can be
+        return False
 
 
 def _weight_map(index: Path) -> dict[str, str]:
