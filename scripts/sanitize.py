@@ -44,7 +44,7 @@ def calls() -> None:
             down, up = packed.get("proj_down"), packed.get("proj_up")
             for act_bits, layout in ((4, "canonical"), (8, "canonical"), (16, "canonical"), (8, "mma_s8")):
                 ops.quantize_lora_down(x, down, smooth, rms, weight, "hadamard64", act_bits, 0.95, layout)
-            qact, scales, low = ops.quantize_lora_down(x, down, smooth, None, None, "hadamard64", 4, 0.95, "mma_s4")
+            qact, scales, low, _ = ops.quantize_lora_down(x, down, smooth, None, None, "hadamard64", 4, 0.95, "mma_s4")
             bias = packed["bias"][:n].clone()
             variants = [low, ops.pack_lora_act(low, dtype)] if rank else [None]
             for lora_act in variants:

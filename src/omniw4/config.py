@@ -46,6 +46,7 @@ class Calibrate(_Section):
 class Weights(_Section):
     bits: Literal[4] = 4
     scale: Literal["absmax", "search"] = "absmax"
+    scale_type: Literal["float16", "integer"] = "float16"
 
 
 class Activations(_Section):
@@ -81,6 +82,7 @@ class Override(_Section):
     act_clip: Number | None = Field(None, gt=0, le=1)
     rank: Whole | None = Field(None, ge=0, le=256)
     rotation: Literal["none", "hadamard64"] | None = None
+    scale_type: Literal["float16", "integer"] | None = None
 
 
 class Recipe(_Section):

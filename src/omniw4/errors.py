@@ -15,8 +15,6 @@ EXIT_INTERRUPTED = 130
 
 _LONGEST = 380  # characters of a message about a checkpoint
 
-_LONGEST = 380  # characters of a message about a checkpoint
-
 
 class OmniW4Error(Exception):
     """Base of all errors a user can cause.
@@ -111,11 +109,6 @@ class CheckpointError(OmniW4Error):
     """A checkpoint that breaks a rule of docs/checkpoint-format.md; subclasses name the rule."""
 
     usual_hint = "copy the checkpoint again, or make it anew with `omniw4 quantize`"
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        if len(message) > _LONGEST:  # a hostile file may name its tensors as long as it likes
-            message = f"{message[: _LONGEST - 120]} … {message[-100:]}"
-        super().__init__(message, hint=hint)
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         if len(message) > _LONGEST:  # a hostile file may name its tensors as long as it likes
@@ -222,7 +215,7 @@ class NonFiniteTensorError(CheckpointError):
 
 
 class ScaleValueError(CheckpointError):
-    """A negative weight scale, or a smoothing factor that is not positive."""
+    """A negative weight scale, an integer one above 16, or a smoothing factor that is not positive."""
 
 
 class LayoutError(OmniW4Error):

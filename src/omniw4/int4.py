@@ -3,6 +3,14 @@
 Everything that quantizes (weights offline, activations in the reference ops, the CUDA kernels) follows the formulas
 of this file; docs/numerics.md is the prose. All arithmetic is FP32 with IEEE rounding, so that codes and scales can
 be compared bit for bit between the CPU, a GPU and the kernels.
+
+Two kinds of group scales (``scale_type``). ``"float16"``: one FP16 scale a group. ``"integer"``: a group's scale is a
+small integer times one FP32 scale of its row (of weights) or token (of activations)::
+
+    ŵ[n, k] = row_scale[n] · m[n, g] · q[n, k]        x̂[t, k] = token_scale[t] · s[t, g] · q[t, k]
+
+with q in [-8, 7] and m, s in 1..16, or 0 where the group is exactly zero. ``m·q`` and ``s·q`` fit INT8, so a product
+of the two is one integer sum over all of K (:func:`widen`), with a single scale per row and token behind it.
 """
 
 from __future__ import annotations
@@ -16,6 +24,8 @@ INT4_MIN, INT4_MAX = -8, 7
 INT8_MIN, INT8_MAX = -128, 127
 SCALE_MIN = 2.0**-14  # smallest normal FP16
 SCALE_MAX = 65504.0  # largest finite FP16
+INTEGER_SCALE_MAX = 16  # -8 · 16 is the smallest INT8
+TOKEN_SCALE_MIN = 2.0**-100  # so far from the end of FP32 that its reciprocal is finite and no product underflows
 
 
 def scale_from_absmax(absmax: torch.Tensor, qmax: int, clip: float = 1.0) -> torch.Tensor:
@@ -48,7 +58,7 @@ def encode(x: torch.Tensor, scales: torch.Tensor, qmin: int, qmax: int) -> torch
 
     Args:
         x: ``[..., n]`` float, the values that share a scale in the last axis.
-        scales: ``[..., 1]`` float16.
+        scales: ``[..., 1]`` float16 or float32.
 
     Returns:
         ``[..., n]`` int8.
@@ -105,6 +115,94 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = t
     """
     runs = codes.reshape(*codes.shape[:-1], scales.shape[-1], codes.shape[-1] // scales.shape[-1])
     return (runs.to(dtype) * scales[..., None].to(dtype)).reshape(codes.shape)
+
+
+def token_scales_from_absmax(absmax: torch.Tensor, clip: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integer group scales of activations, and the token scale they multiply.
+
+    In FP32, every operation rounded once, with ``full`` the token's largest absmax::
+
+        t = full · fp32(clip / (7·16)),  raised to 2^-100 where full > 0
+        s = clamp(ceil((absmax · (1/t)) · fp32(clip/7)), 1, 16)
+
+    so the largest group has s = 16, and the grid of every other group spans at least ``clip`` of its absmax. An
+    all-zero token has t = 0 and s = 0. NaN or inf in a token make its t NaN or inf (its outputs are then NaN);
+    s of a NaN product is 1.
+
+    Args:
+        absmax: ``[..., K/64]`` float, not negative: largest magnitude of each group.
+        clip: fraction of absmax that the grid spans.
+
+    Returns:
+        group scales ``[..., K/64]`` uint8 in 0..16 and token scales ``[..., 1]`` float32.
+    """
+    absmax = absmax.float()
+    full = absmax.amax(-1, keepdim=True)  # torch's amax keeps NaN
+    factor = torch.tensor(clip / (INT4_MAX * INTEGER_SCALE_MAX), dtype=torch.float32, device=absmax.device)
+    share = torch.tensor(clip / INT4_MAX, dtype=torch.float32, device=absmax.device)
+    token = torch.where(full == 0, full, (full * factor).clamp(min=TOKEN_SCALE_MIN))
+    steps = torch.ceil(absmax * torch.reciprocal(token) * share)
+    steps = torch.nan_to_num(steps, nan=1.0).clamp(1, INTEGER_SCALE_MAX)
+    return torch.where(full == 0, torch.zeros_like(steps), steps).to(torch.uint8), token
+
+
+def encode_integer(x: torch.Tensor, scales: torch.Tensor, outer: torch.Tensor) -> torch.Tensor:
+    """Codes on the grid ``outer · scale``: ``clamp(rint(x · (1 / (outer · scale))), -8, 7)``.
+
+    The product of the scales, its reciprocal and the product with x are each rounded to FP32; rint rounds half to
+    even. A zero scale gives code 0, and so does a NaN product.
+
+    Args:
+        x: ``[..., K]`` float, K a multiple of 64.
+        scales: ``[..., K/64]`` uint8.
+        outer: ``[..., 1]`` float32: the row's or token's scale.
+
+    Returns:
+        ``[..., K]`` int8.
+
+    Raises:
+        OpError: K is not a multiple of 64.
+    """
+    step = outer.float() * scales.float()
+    return encode(split_groups(x.float()), step[..., None], INT4_MIN, INT4_MAX).reshape(x.shape)
+
+
+def quantize_groups_integer(x: torch.Tensor, clip: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Symmetric INT4 per group of 64 along the last axis, with integer group scales.
+
+    Args:
+        x: ``[..., K]`` float, K a multiple of 64.
+        clip: see :func:`token_scales_from_absmax`.
+
+    Returns:
+        codes ``[..., K]`` int8 in [-8, 7], group scales ``[..., K/64]`` uint8 and token scales ``[..., 1]`` float32.
+
+    Raises:
+        OpError: K is not a multiple of 64.
+    """
+    scales, token = token_scales_from_absmax(split_groups(x.float()).abs().amax(-1), clip)
+    return encode_integer(x, scales, token), scales, token
+
+
+def widen(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """``scale · code``, exact: ``[..., K]`` int8 with scales ``[..., K/64]`` uint8 in 0..16 to ``[..., K]`` int8."""
+    return (split_groups(codes) * scales[..., None].to(torch.int8)).reshape(codes.shape)
+
+
+def dequantize_integer(
+    codes: torch.Tensor, scales: torch.Tensor, outer: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """``outer · (scale · code)``: the inner product is exact, the outer one rounds once to ``dtype``.
+
+    Args:
+        codes: ``[..., K]`` int8.
+        scales: ``[..., K/64]`` uint8.
+        outer: ``[..., 1]`` float32.
+
+    Returns:
+        ``[..., K]`` of ``dtype``; a zero scale gives exactly 0 unless ``outer`` is NaN or inf.
+    """
+    return widen(codes, scales).to(dtype) * outer.to(dtype)
 
 
 def split_groups(x: torch.Tensor) -> torch.Tensor:

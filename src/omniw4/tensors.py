@@ -11,6 +11,7 @@ from omniw4 import int4
 from omniw4.hadamard import hadamard64
 
 Rotation = Literal["none", "hadamard64"]
+ScaleType = Literal["float16", "integer"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class LinearSpec:
     """How one linear is quantized: the part of the recipe that a reader of the checkpoint must know.
 
     ``act_bits`` 4: INT4 per (token, group of 64). 8: INT8 per token. 16: activations stay as they are.
+    ``scale_type`` is that of the weights' groups and of the groups of INT4 activations (:mod:`omniw4.int4`).
     """
 
     weight_bits: int = 4
@@ -27,7 +29,7 @@ class LinearSpec:
     rotation: Rotation = "hadamard64"
     smooth: bool = False
     act_clip: float = 1.0
-    scale_type: Literal["float16"] = "float16"
+    scale_type: ScaleType = "float16"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,11 +45,12 @@ class QuantizedLinear:
 
     spec: LinearSpec
     qweight: torch.Tensor  # [N, K/2] uint8
-    w_scales: torch.Tensor  # [N, K/64] float16
+    w_scales: torch.Tensor  # [N, K/64] float16; uint8 with integer scales
     proj_down: torch.Tensor | None = None  # [K, R] float16 or bfloat16; None when R = 0
     proj_up: torch.Tensor | None = None  # [N, R] same dtype
     smooth: torch.Tensor | None = None  # [K] same dtype
     bias: torch.Tensor | None = None  # [N] same dtype
+    row_scales: torch.Tensor | None = None  # [N] float32 with integer scales, else None
 
     @property
     def out_features(self) -> int:
@@ -59,16 +62,23 @@ class QuantizedLinear:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are present, by their names on disk."""
-        names = ("qweight", "w_scales", "proj_down", "proj_up", "smooth", "bias")
+        names = ("qweight", "w_scales", "row_scales", "proj_down", "proj_up", "smooth", "bias")
         return {name: t for name in names if (t := getattr(self, name)) is not None}
 
     def to(self, device: torch.device | str) -> QuantizedLinear:
         moved: dict[str, Any] = {name: t.to(device) for name, t in self.tensors().items()}
         return replace(self, **moved)
 
+    def dequantize_codes(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """``deq(qweight) [N, K]``: codes times scales, in the transformed space and without the low-rank branch."""
+        codes = int4.unpack_nibbles(self.qweight)
+        if self.row_scales is None:
+            return int4.dequantize(codes, self.w_scales, dtype)
+        return int4.dequantize_integer(codes, self.w_scales, self.row_scales[:, None], dtype)
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weight ``[N, K]`` this linear stands for in the model's own space, low-rank branch included."""
-        weight = int4.dequantize(int4.unpack_nibbles(self.qweight), self.w_scales, dtype)
+        weight = self.dequantize_codes(dtype)
         if self.proj_down is not None and self.proj_up is not None:
             weight = weight + self.proj_up.to(dtype) @ self.proj_down.to(dtype).T
         if self.spec.rotation == "hadamard64":

@@ -48,7 +48,7 @@ def input_on_gpu(m: int, k: int, dtype: torch.dtype, seed: int = 1) -> torch.Ten
 
 def quantize(x: torch.Tensor, linear: QuantizedLinear, layout: str = LAYOUT, act_bits: int = 4) -> Activations:
     down = None if linear.proj_down is None else torch.nn.functional.pad(linear.proj_down, (0, -linear.spec.rank % 16))
-    return ops.quantize_lora_down(x, down, None, None, None, "hadamard64", act_bits, 0.95, layout)
+    return ops.quantize_lora_down(x, down, None, None, None, "hadamard64", act_bits, 0.95, layout)[:3]
 
 
 def gemm(

@@ -40,7 +40,7 @@ def test_the_quantizer_writes_the_layout(shape: Shape, dtype: torch.dtype, act_b
     """Codes, scales and zeros of padding as the reference has them; lora_act as the canonical kernel, rounded."""
     x, linear = input_on_gpu(shape.m, shape.k, dtype), linear_on_gpu(8, shape.k, shape.r, dtype)
     qact, a_scales, lora_act = quantize(x, linear, act_bits)
-    wanted, wanted_scales, _ = ops.quantize_lora_down_ref(x, None, None, None, None, "hadamard64", act_bits, 0.95)
+    wanted, wanted_scales, *_ = ops.quantize_lora_down_ref(x, None, None, None, None, "hadamard64", act_bits, 0.95)
     codes = int4.unpack_nibbles(wanted) if act_bits == 4 else wanted
     packed, packed_scales = wgmma_s8.pack_activations(codes, wanted_scales, act_bits)
     assert_same(qact, packed, "qact")

@@ -27,7 +27,7 @@ def skip_elsewhere() -> None:
 
 
 def quantize(x: torch.Tensor, linear: QuantizedLinear, act_bits: int, layout: str = LAYOUT) -> Activations:
-    return ops.quantize_lora_down(x, linear.proj_down, None, None, None, "hadamard64", act_bits, 0.95, layout)
+    return ops.quantize_lora_down(x, linear.proj_down, None, None, None, "hadamard64", act_bits, 0.95, layout)[:3]
 
 
 def gemm(

@@ -19,7 +19,7 @@ def quantize(x: torch.Tensor, linear: QuantizedLinear) -> Activations:
     spec = linear.spec
     return ops.quantize_lora_down(
         x, linear.proj_down, None, None, None, spec.rotation, spec.act_bits, spec.act_clip, "canonical"
-    )
+    )[:3]
 
 
 def run(

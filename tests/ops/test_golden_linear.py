@@ -22,7 +22,7 @@ def test_golden(rotation: str, smooth: int, act_bits: int, dtype: torch.dtype) -
     golden = load_file(GOLDEN)
     case = f"{rotation}.smooth{smooth}.a{act_bits}"
     inv_smooth = golden["smooth"].float().reciprocal() if smooth else None
-    qact, a_scales, lora_act = ops.quantize_lora_down(
+    qact, a_scales, lora_act, _ = ops.quantize_lora_down(
         golden["x"].to(dtype), golden["proj_down"], inv_smooth, None, None, rotation, act_bits, 1.0, "canonical"
     )
     y = ops.gemm_lora_up(

@@ -18,7 +18,7 @@ def run(
     x: torch.Tensor, *, act_bits: int = 4, rotation: str = "hadamard64", clip: float = 1.0, **tensors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     names = ("proj_down", "inv_smooth", "inv_rms", "norm_weight")
-    return ops.quantize_lora_down(x, *(tensors.get(name) for name in names), rotation, act_bits, clip, "canonical")
+    return ops.quantize_lora_down(x, *(tensors.get(name) for name in names), rotation, act_bits, clip, "canonical")[:3]
 
 
 def sylvester() -> torch.Tensor:

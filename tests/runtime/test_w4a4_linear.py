@@ -153,7 +153,8 @@ def test_nothing_is_trainable_and_a_backward_pass_raises() -> None:
 
 def test_repr_says_what_it_is() -> None:
     assert repr(module(8)) == (
-        "W4A4Linear(in_features=192, out_features=72, bias=True, w4a8, rank=16, rotation=hadamard64, layout=canonical)"
+        "W4A4Linear(in_features=192, out_features=72, bias=True, w4a8, rank=16, rotation=hadamard64, "
+        "scales=float16, layout=canonical)"
     )
 
 

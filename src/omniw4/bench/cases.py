@@ -142,7 +142,10 @@ def synthetic(n: int, k: int, spec: LinearSpec, dtype: torch.dtype, generator: t
     """A quantized linear of random codes, with scales and a low-rank branch of a trained layer's size."""
     half = torch.float16 if dtype == torch.float32 else dtype
     scales = (torch.rand(n, k // int4.GROUP_SIZE, generator=generator) + 0.5) * 0.01
-    rank = spec.rank
+    rank, rows = spec.rank, None
+    if spec.scale_type == "integer":
+        rows = scales.amax(1) / int4.INTEGER_SCALE_MAX
+        scales = (scales / rows[:, None]).round()
 
     def branch(rows: int) -> torch.Tensor | None:
         return (torch.randn(rows, rank, generator=generator) * 0.05).to(half) if rank else None
@@ -150,9 +153,10 @@ def synthetic(n: int, k: int, spec: LinearSpec, dtype: torch.dtype, generator: t
     return QuantizedLinear(
         replace(spec, smooth=False),
         torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8),
-        scales.to(torch.float16),
+        scales.to(torch.float16 if rows is None else torch.uint8),
         branch(k),
         branch(n),
+        row_scales=rows,
     )
 
 
@@ -166,16 +170,17 @@ def _prepare(linear: QuantizedLinear, setting: Setting) -> dict[str, torch.Tenso
 def _quantize(x: torch.Tensor, w: dict[str, torch.Tensor], setting: Setting) -> Any:
     spec = setting.spec
     return ops.quantize_lora_down(
-        x, w.get("proj_down"), None, None, None, spec.rotation, spec.act_bits, spec.act_clip, setting.layout
-    )
+        x, w.get("proj_down"), None, None, None, spec.rotation, spec.act_bits, spec.act_clip, setting.layout,
+        spec.scale_type,
+    )  # fmt: skip
 
 
 def _gemm(acts: Any, w: dict[str, torch.Tensor], m: int, n: int, setting: Setting) -> torch.Tensor:
-    qact, a_scales, lora_act = acts
+    qact, a_scales, lora_act, token_scales = acts
     up = w.get("proj_up")
     y: torch.Tensor = ops.gemm_lora_up(
         qact, a_scales, w["qweight"], w["w_scales"], None if up is None else lora_act, up, None, None, m, n,
-        setting.spec.act_bits, "plain", setting.dtype, setting.layout,
+        setting.spec.act_bits, "plain", setting.dtype, setting.layout, w.get("row_scales"), token_scales,
     )  # fmt: skip
     return y
 
@@ -196,14 +201,14 @@ def _gemm_error(x: torch.Tensor, y: torch.Tensor, linear: QuantizedLinear, setti
     """Error of ``y [T, N]`` and what is allowed, against the reference in FP64 over the same codes."""
     spec = setting.spec
     acts = ops.quantize_lora_down_ref(
-        x, linear.proj_down, None, None, None, spec.rotation, spec.act_bits, spec.act_clip
+        x, linear.proj_down, None, None, None, spec.rotation, spec.act_bits, spec.act_clip, spec.scale_type
     )
 
     def reference(dtype: torch.dtype, compute: torch.dtype) -> torch.Tensor:
         lora = None if linear.proj_up is None else acts[2]
         return ops.gemm_lora_up_ref(
             acts[0], acts[1], linear.qweight, linear.w_scales, lora, linear.proj_up, None, None, x.shape[0],
-            linear.out_features, spec.act_bits, "plain", dtype, compute,
+            linear.out_features, spec.act_bits, "plain", dtype, linear.row_scales, acts[3], compute,
         )  # fmt: skip
 
     exact = reference(torch.float32, torch.float64)

@@ -63,7 +63,7 @@ def run(
     repetitions = (REPETITIONS if on_gpu else CPU_REPETITIONS) if repetitions is None else repetitions
     checkpoint = Checkpoint.open(directory) if directory is not None else None
     spec = spec or _common_spec(checkpoint)
-    layout = layout or ops.kernel_layout(target, spec.act_bits)
+    layout = layout or ops.kernel_layout(target, spec.act_bits, spec.scale_type)
     path = "reference" if layout == ops.CANONICAL else layout
     run_dtype = models.DTYPES[_dtype(dtype, on_gpu)]
     result = BenchResult(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from omniw4 import int4
 from omniw4.checkpoint import schema, validate
 from omniw4.checkpoint.header import TensorFile
 from omniw4.checkpoint.schema import StoredLinear
@@ -106,7 +107,7 @@ class Checkpoint:
         """Read one quantized linear.
 
         Args:
-            check_values: refuse NaN, inf and negative scales.
+            check_values: refuse NaN, inf and scales out of range.
 
         Raises:
             KeyError: no quantized linear has this path.
@@ -141,7 +142,12 @@ def check_linear_values(path: str, linear: QuantizedLinear) -> None:
         if not tensor.is_floating_point():
             continue
         _refuse(NonFiniteTensorError, path, part, tensor, ~torch.isfinite(tensor), "a finite number")
-    _refuse(ScaleValueError, path, "w_scales", linear.w_scales, linear.w_scales < 0, "0 or more")
+    if linear.row_scales is None:
+        _refuse(ScaleValueError, path, "w_scales", linear.w_scales, linear.w_scales < 0, "0 or more")
+    else:
+        too_large = linear.w_scales > int4.INTEGER_SCALE_MAX
+        _refuse(ScaleValueError, path, "w_scales", linear.w_scales, too_large, f"0 to {int4.INTEGER_SCALE_MAX}")
+        _refuse(ScaleValueError, path, "row_scales", linear.row_scales, linear.row_scales < 0, "0 or more")
     if linear.smooth is not None:
         _refuse(ScaleValueError, path, "smooth", linear.smooth, linear.smooth <= 0, "more than 0")
 

@@ -30,7 +30,7 @@ INDEX = "model.safetensors.index.json"
 GROUP = 64
 FLOATS = ("F16", "BF16")
 SKIP = "skip"
-PARTS = ("qweight", "w_scales", "proj_down", "proj_up", "smooth", "bias")
+PARTS = ("qweight", "w_scales", "row_scales", "proj_down", "proj_up", "smooth", "bias")
 OWN_PARTS = PARTS[:-1]  # an unquantized linear has a bias, too
 
 SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -41,7 +41,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "rank": ("an integer from 0 to 256", lambda v: type(v) is int and 0 <= v <= 256),
     "rotation": ("'none' or 'hadamard64'", lambda v: v in ("none", "hadamard64")),
     "smooth": ("true or false", lambda v: type(v) is bool),
-    "scale_type": ("'float16'", lambda v: v == "float16"),
+    "scale_type": ("'float16' or 'integer'", lambda v: v in ("float16", "integer")),
 }
 
 
@@ -139,6 +139,8 @@ def linear_tensors(path: str, spec: LinearSpec) -> set[str]:
         absent |= {"proj_down", "proj_up"}
     if not spec.smooth:
         absent.add("smooth")
+    if spec.scale_type != "integer":
+        absent.add("row_scales")
     return {f"{path}.{part}" for part in PARTS if part not in absent}
 
 
@@ -166,9 +168,12 @@ def check_linear(path: str, spec: LinearSpec, tensors: Mapping[str, TensorInfo])
             f"tensor '{path}.qweight' is {q}, wanted U8[N,K/2] with in_features K a multiple of {GROUP}"
         )
     n, k, r = q.shape[0], q.shape[1] * 2, spec.rank
-    shapes = {"w_scales": (n, k // GROUP), "proj_down": (k, r), "proj_up": (n, r), "smooth": (k,), "bias": (n,)}
-    _want_dtype(path, "w_scales", parts["w_scales"], ("F16",))
-    floats = {part: info for part, info in parts.items() if part not in ("qweight", "w_scales")}
+    shapes = {"w_scales": (n, k // GROUP), "row_scales": (n,)}
+    shapes |= {"proj_down": (k, r), "proj_up": (n, r), "smooth": (k,), "bias": (n,)}
+    _want_dtype(path, "w_scales", parts["w_scales"], ("U8",) if spec.scale_type == "integer" else ("F16",))
+    if "row_scales" in parts:
+        _want_dtype(path, "row_scales", parts["row_scales"], ("F32",))
+    floats = {part: info for part, info in parts.items() if part not in ("qweight", "w_scales", "row_scales")}
     for part, info in floats.items():
         _want_dtype(path, part, info, FLOATS)
         first = next(iter(floats))
@@ -184,6 +189,8 @@ def check_linear(path: str, spec: LinearSpec, tensors: Mapping[str, TensorInfo])
 
 
 def _why(part: str, spec: LinearSpec) -> str:
+    if part == "row_scales":
+        return f"scale_type {spec.scale_type}"
     return f"smooth {str(spec.smooth).lower()}" if part == "smooth" else f"rank {spec.rank}"
 
 

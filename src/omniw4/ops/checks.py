@@ -47,5 +47,10 @@ def require_act_bits(op: str, act_bits: int) -> None:
         raise OpError(f"{op}: act_bits is {act_bits}, wanted 4, 8 or 16")
 
 
+def require_scale_type(op: str, scale_type: str) -> None:
+    if scale_type not in ("float16", "integer"):
+        raise OpError(f"{op}: scale_type is {scale_type!r}, wanted 'float16' or 'integer'")
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -16,7 +16,15 @@ from omniw4.ops.gemm_lora_up import check_gemm_lora_up, gemm_lora_up, gemm_lora_
 from omniw4.ops.gemm_qknorm_rope import check_gemm_qknorm_rope, gemm_qknorm_rope, gemm_qknorm_rope_ref
 from omniw4.ops.inv_rms import check_inv_rms, inv_rms, inv_rms_ref
 from omniw4.ops.launch import NAMES, address, aligned, aligned_rows, launch, padded_rank
-from omniw4.ops.layouts import CANONICAL, WGMMA_S8, activation_shapes, lora_act_shape, register_kernels
+from omniw4.ops.layouts import (
+    CANONICAL,
+    FLOAT16,
+    INTEGER,
+    WGMMA_S8,
+    activation_shapes,
+    lora_act_shape,
+    register_kernels,
+)
 from omniw4.ops.pack_lora_act import check_pack_lora_act, pack_lora_act, pack_lora_act_ref
 from omniw4.ops.qknorm_rope import check_qknorm_rope, qknorm_rope, qknorm_rope_ref
 from omniw4.ops.quantize_lora_down import check_quantize_lora_down, quantize_lora_down, quantize_lora_down_ref
@@ -51,13 +59,16 @@ def _quantize_lora_down(
     act_bits: int,
     act_clip: float,
     layout: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scale_type: str = FLOAT16,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "quantize_lora_down"
-    if layout == CANONICAL and not extension.usable(x.device):
-        return quantize_lora_down_ref(x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip)
-    check_quantize_lora_down(x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip)
+    arguments = (x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip, scale_type)
+    compiled = extension.usable(x.device) and (scale_type, act_bits) != (INTEGER, 4)
+    if layout == CANONICAL and not compiled:
+        return quantize_lora_down_ref(*arguments)
+    check_quantize_lora_down(*arguments)
     tokens, width = x.shape
-    shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype)
+    shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype, scale_type)
     qact = x.new_empty(shapes.qact, dtype=shapes.qact_dtype)
     a_scales = x.new_empty(shapes.a_scales, dtype=shapes.a_scales_dtype)
     rank = 0 if proj_down is None else proj_down.shape[1]
@@ -76,7 +87,8 @@ def _quantize_lora_down(
         act_bits=act_bits, clip=act_clip, rotate=rotation == "hadamard64", layout=layout, dtype=NAMES[x.dtype],
     )  # fmt: skip
     whole = width_of_branch == rank or layout == WGMMA_S8
-    return qact, a_scales, lora_act if whole else lora_act[:, :rank].contiguous()
+    lora_act = lora_act if whole else lora_act[:, :rank].contiguous()
+    return qact, a_scales, lora_act, x.new_empty(shapes.token_scales, dtype=torch.float32)
 
 
 @pack_lora_act.register_kernel("cuda")
@@ -214,10 +226,13 @@ def _gemm_lora_up(
     epilogue: str,
     dtype: torch.dtype,
     layout: str,
+    row_scales: torch.Tensor | None = None,
+    token_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     linear = (qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, residual, tokens, out_features, act_bits)
     if layout == CANONICAL:
-        return gemm_lora_up_ref(*linear, epilogue, dtype)
+        return gemm_lora_up_ref(*linear, epilogue, dtype, row_scales, token_scales)
+    _refuse_integer_scales("gemm_lora_up", layout, row_scales)
     check_gemm_lora_up(*linear, epilogue, dtype, layout)
     if layout == WGMMA_S8:
         return gemm_wgmma_s8.gemm("gemm_lora_up", *linear, epilogue, dtype)
@@ -246,13 +261,17 @@ def _gemm_qknorm_rope(
     act_bits: int,
     dtype: torch.dtype,
     layout: str,
+    row_scales: torch.Tensor | None = None,
+    token_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     op = "gemm_qknorm_rope"
     linear = (qact, a_scales, qweight, w_scales, lora_act, proj_up, bias)
     rotary = (q_weight, k_weight, cos, sin, positions)
-    sizes: tuple[Any, ...] = (num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype)
     if layout == CANONICAL:
-        return gemm_qknorm_rope_ref(*linear, *rotary, *sizes)
+        return gemm_qknorm_rope_ref(
+            *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, row_scales, token_scales
+        )
+    _refuse_integer_scales(op, layout, row_scales)
     check_gemm_qknorm_rope(
         *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, layout
     )  # fmt: skip
@@ -268,6 +287,10 @@ def _gemm_qknorm_rope(
         op, *linear, None, tokens, out_features, act_bits, "qknorm_rope", dtype, layout,
         q_heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, eps=eps, table_rows=cos.shape[0], **heads,
     )  # fmt: skip
+
+
+def _refuse_integer_scales(op: str, layout: str, row_scales: torch.Tensor | None) -> None:
+    require(row_scales is None, op, f"no GEMM kernel of layout {layout!r} takes integer group scales yet")
 
 
 def _runs_mma_s4(device: torch.device, act_bits: int) -> bool:

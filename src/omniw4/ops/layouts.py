@@ -18,20 +18,23 @@ from omniw4.int4 import GROUP_SIZE
 CANONICAL = "canonical"
 WGMMA_S8 = "wgmma_s8"
 ACT_BITS = (4, 8, 16)
+FLOAT16, INTEGER = "float16", "integer"
+SCALE_TYPES = (FLOAT16, INTEGER)
 
 
 @dataclass(frozen=True)
 class ActivationShapes:
-    """Shapes and dtypes of the two tensors that hold quantized activations."""
+    """Shapes and dtypes of the tensors that hold quantized activations; ``token_scales`` is float32."""
 
     qact: tuple[int, ...]
     qact_dtype: torch.dtype
     a_scales: tuple[int, ...]
     a_scales_dtype: torch.dtype = torch.float16
+    token_scales: tuple[int, ...] = (0,)
 
 
 def activation_shapes(
-    layout: str, tokens: int, in_features: int, act_bits: int, dtype: torch.dtype
+    layout: str, tokens: int, in_features: int, act_bits: int, dtype: torch.dtype, scale_type: str = FLOAT16
 ) -> ActivationShapes:
     """Shapes of quantized activations of ``[tokens, in_features]`` in a layout.
 
@@ -48,13 +51,17 @@ def activation_shapes(
     wgmma_s8    8         [⌈K/128⌉, 16·⌈M/16⌉, 128] int8   [16·⌈M/16⌉]
     ==========  ========  ===============================  =========================
 
+    Integer scales concern 4 bits alone: then canonical a_scales are uint8 and token_scales [M]; everywhere else
+    token_scales are empty.
+
     Args:
         tokens: M; may be symbolic.
         in_features: K, a multiple of 64.
         dtype: of the unquantized input; the dtype of qact when act_bits is 16.
+        scale_type: "float16" or "integer".
 
     Raises:
-        LayoutError: the layout is unknown, or does not hold activations of act_bits.
+        LayoutError: the layout is unknown, or does not hold activations of act_bits or scale_type.
     """
     groups = in_features // GROUP_SIZE
     padded = (tokens + 15) // 16 * 16
@@ -70,6 +77,10 @@ def activation_shapes(
     pairs = (groups + 1) // 2
     for bits, scales in ((4, (pairs, padded // 16, 2, 16)), (8, (padded,))):
         table[WGMMA_S8, bits] = ActivationShapes((pairs, padded, 128), torch.int8, scales, torch.float32)
+    if scale_type == INTEGER and act_bits == 4:
+        if layout != CANONICAL:
+            raise LayoutError(f"layout {layout!r} does not hold activations with integer group scales yet")
+        return ActivationShapes(*nibbles, (tokens, groups), torch.uint8, (tokens,))
     if (layout, act_bits) not in table:
         known = ", ".join(f"{name}/{bits}" for name, bits in table)
         raise LayoutError(f"no activation layout {layout!r} for {act_bits}-bit activations", hint=f"known: {known}")
@@ -93,23 +104,32 @@ def require_canonical(layout: str, op: str) -> None:
         )
 
 
-_KERNELS: dict[str, Callable[[torch.device, int], bool]] = {}
+@dataclass(frozen=True)
+class _Family:
+    runs: Callable[[torch.device, int], bool]
+    scale_types: tuple[str, ...]
 
 
-def register_kernels(layout: str, runs: Callable[[torch.device, int], bool]) -> None:
+_KERNELS: dict[str, _Family] = {}
+
+
+def register_kernels(
+    layout: str, runs: Callable[[torch.device, int], bool], scale_types: tuple[str, ...] = (FLOAT16,)
+) -> None:
     """Make a compiled kernel family known.
 
     Args:
         layout: the layout its weights and activations are in.
         runs: ``runs(device, act_bits)``, whether the family works there; registered in order of preference.
+        scale_types: of the linears it runs.
     """
-    _KERNELS[layout] = runs
+    _KERNELS[layout] = _Family(runs, scale_types)
 
 
-def kernel_layout(device: torch.device, act_bits: int) -> str:
+def kernel_layout(device: torch.device, act_bits: int, scale_type: str = FLOAT16) -> str:
     """The layout of the preferred kernel family for a device, or "canonical" where only the reference runs."""
     if device.type == "cuda":
-        for layout, runs in _KERNELS.items():
-            if runs(device, act_bits):
+        for layout, family in _KERNELS.items():
+            if scale_type in family.scale_types and family.runs(device, act_bits):
                 return layout
     return CANONICAL

@@ -9,6 +9,9 @@ Contract
         qact, a_scales = INT4 per (token, group of 64) | INT8 per token | x' rounded to the dtype of x   (omniw4.int4)
         lora_act = x' · proj_down
 
+    INT4 with integer scales has ``a_scales`` in 0..16, multiples of ``token_scales``; 8 and 16 bits know no such thing
+    and are the same with both scale types.
+
     ============  =====================================================================================
     x             [M, K] float16 or bfloat16 (float32 on a CPU), K a multiple of 64, any strides, M >= 0
     proj_down     [K, R] float, or None for R = 0
@@ -19,13 +22,16 @@ Contract
     act_bits      4, 8 or 16
     act_clip      fraction of absmax that the grid spans
     layout        "canonical", or a kernel family's (omniw4.ops.layouts has the shapes)
-    returns       qact, a_scales float16, lora_act [M, R] float32; in layout wgmma_s8 as omniw4.ops.layouts has it
+    scale_type    "float16" or "integer"
+    returns       qact, a_scales float16, lora_act [M, R] float32, token_scales [0] float32; with INT4 and integer
+                  scales a_scales uint8 and token_scales [M]; in layout wgmma_s8 as omniw4.ops.layouts has it
     ============  =====================================================================================
 
     Exact: codes, scales and packing, bit for bit, from the same inv_rms. Bounded: lora_act (kernels multiply in the
     dtype of x and accumulate in FP32); it is FP32 on the interface because a rotated token with a large outlier
     leaves the range of FP16. A row's bits never depend on the other rows, and there are no float atomics. NaN or inf
-    in a row give a NaN or inf scale in that row (its outputs become NaN); a zero group has scale 0 and codes 0.
+    in a row give a NaN or inf scale in that row (its outputs become NaN); a zero group has codes 0, and scale 0 (with
+    integer scales where all of its token is zero).
 
     Errors: OpError for wrong shapes, dtypes, devices or options; LayoutError for an unknown layout.
 
@@ -45,9 +51,10 @@ from omniw4.ops.checks import (
     require_activations,
     require_dtype,
     require_same_device,
+    require_scale_type,
     require_shape,
 )
-from omniw4.ops.layouts import activation_shapes, lora_act_shape, require_canonical
+from omniw4.ops.layouts import FLOAT16, INTEGER, activation_shapes, lora_act_shape, require_canonical
 from omniw4.ops.rows import matmul_rows
 
 _OP = "quantize_lora_down"
@@ -63,6 +70,7 @@ def check_quantize_lora_down(
     rotation: str,
     act_bits: int,
     act_clip: float,
+    scale_type: str = FLOAT16,
 ) -> None:
     require_activations(_OP, "x", x)
     tokens, width = x.shape
@@ -73,6 +81,7 @@ def check_quantize_lora_down(
     )
     require(rotation in _ROTATIONS, _OP, f"rotation is {rotation!r}, wanted one of {', '.join(_ROTATIONS)}")
     require_act_bits(_OP, act_bits)
+    require_scale_type(_OP, scale_type)
     require(0 < act_clip <= 1, _OP, f"act_clip is {act_clip}, wanted more than 0 and at most 1")
     require_same_device(_OP, x, proj_down=proj_down, inv_smooth=inv_smooth, inv_rms=inv_rms, norm_weight=norm_weight)
     require((inv_rms is None) == (norm_weight is None), _OP, "inv_rms and norm_weight come together, found only one")
@@ -116,11 +125,16 @@ def quantize_lora_down_ref(
     rotation: str,
     act_bits: int,
     act_clip: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scale_type: str = FLOAT16,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The contract in plain torch, layout "canonical"."""
-    check_quantize_lora_down(x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip)
+    check_quantize_lora_down(x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip, scale_type)
     y = transform(x, inv_smooth, inv_rms, norm_weight, rotation)
-    if act_bits == 4:
+    token_scales = y.new_empty(0)
+    if act_bits == 4 and scale_type == INTEGER:
+        codes, a_scales, outer = int4.quantize_groups_integer(y, act_clip)
+        qact, token_scales = int4.pack_nibbles(codes), outer[:, 0].clone()
+    elif act_bits == 4:
         codes, a_scales = int4.quantize_groups(y, act_clip)
         qact = int4.pack_nibbles(codes)
     elif act_bits == 8:
@@ -128,7 +142,7 @@ def quantize_lora_down_ref(
     else:
         qact, a_scales = y.to(x.dtype, copy=True), x.new_empty((x.shape[0], 0), dtype=torch.float16)
     lora_act = y.new_zeros(x.shape[0], 0) if proj_down is None else matmul_rows(y, proj_down.float())
-    return qact, a_scales, lora_act
+    return qact, a_scales, lora_act, token_scales
 
 
 @torch.library.custom_op("omniw4::quantize_lora_down", mutates_args=())
@@ -142,9 +156,12 @@ def quantize_lora_down(
     act_bits: int,
     act_clip: float,
     layout: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scale_type: str = FLOAT16,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     require_canonical(layout, _OP)
-    return quantize_lora_down_ref(x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip)
+    return quantize_lora_down_ref(
+        x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip, scale_type
+    )
 
 
 @quantize_lora_down.register_fake
@@ -158,13 +175,15 @@ def _(
     act_bits: int,
     act_clip: float,
     layout: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scale_type: str = FLOAT16,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     tokens, width = x.shape
-    shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype)
+    shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype, scale_type)
     rank = 0 if proj_down is None else proj_down.shape[1]
     lora_shape, lora_dtype = lora_act_shape(layout, tokens, rank, x.dtype)
     return (
         x.new_empty(shapes.qact, dtype=shapes.qact_dtype),
         x.new_empty(shapes.a_scales, dtype=shapes.a_scales_dtype),
         x.new_empty(lora_shape, dtype=lora_dtype),
+        x.new_empty(shapes.token_scales, dtype=torch.float32),
     )

@@ -13,7 +13,7 @@ from omniw4.repack.operands import check_linear
 from omniw4.tensors import LinearSpec, QuantizedLinear
 
 _REQUIRED = {"qweight", "w_scales"}
-_OPTIONAL = {"proj_down", "proj_up", "smooth", "bias"}
+_OPTIONAL = {"row_scales", "proj_down", "proj_up", "smooth", "bias"}
 _DTYPES = {"uint8", "float16", "bfloat16", "float32"}
 
 
@@ -58,6 +58,7 @@ class Header:
         shapes: dict[str, tuple[int, ...]] = {
             "qweight": (n, k // 2),
             "w_scales": (n, k // self.spec.group_size),
+            "row_scales": (n,),
             "proj_down": (k, rank),
             "proj_up": (n, rank),
             "smooth": (k,),

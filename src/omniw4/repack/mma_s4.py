@@ -13,7 +13,18 @@ import torch
 from omniw4.errors import LayoutError
 from omniw4.int4 import GROUP_SIZE
 from omniw4.repack.axes import AxisMap, pad, round_up
-from omniw4.repack.operands import RANK_TILE, check_dtype, check_linear, check_shape, cut, pack_rest, take, unpack_rest
+from omniw4.repack.operands import (
+    RANK_TILE,
+    check_dtype,
+    check_linear,
+    check_shape,
+    cut,
+    no_integer_scales,
+    pack_rest,
+    refuse_integer_scales,
+    take,
+    unpack_rest,
+)
 from omniw4.tensors import LinearSpec, QuantizedLinear
 
 LAYOUT = "mma_s4"
@@ -43,7 +54,9 @@ _LORA_ACT = AxisMap(
 
 def unsupported(spec: LinearSpec) -> str:
     """Why no kernel of this layout can run such a linear; empty when one can."""
-    return "" if spec.act_bits == 4 else f"mma_s4 multiplies INT4 activations, this linear has {spec.act_bits} bits"
+    if spec.act_bits != 4:
+        return f"mma_s4 multiplies INT4 activations, this linear has {spec.act_bits} bits"
+    return no_integer_scales(spec, LAYOUT)
 
 
 def pack(linear: QuantizedLinear) -> dict[str, torch.Tensor]:
@@ -55,9 +68,10 @@ def pack(linear: QuantizedLinear) -> dict[str, torch.Tensor]:
         :func:`omniw4.repack.operands.pack_rest` carries. N' is N rounded up to 128; padding is zero.
 
     Raises:
-        LayoutError: tensors of the linear that do not fit together.
+        LayoutError: tensors of the linear that do not fit together, or integer group scales.
     """
     check_linear(linear)
+    refuse_integer_scales(linear.spec, LAYOUT)
     n, groups = round_up(linear.out_features, N_TILE), linear.in_features // GROUP_SIZE
     scales = pad(linear.w_scales, 0, n).reshape(n // N_TILE, N_TILE, groups)
     return {

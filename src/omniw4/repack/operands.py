@@ -27,6 +27,7 @@ def check_linear(linear: QuantizedLinear) -> None:
     wanted = {
         "qweight": (n, k // 2),
         "w_scales": (n, k // GROUP_SIZE),
+        "row_scales": (n,),
         "proj_down": (k, rank),
         "proj_up": (n, rank),
         "smooth": (k,),
@@ -35,12 +36,29 @@ def check_linear(linear: QuantizedLinear) -> None:
     tensors = linear.tensors()
     for name, tensor in tensors.items():
         check_shape(name, tensor, wanted[name])
-    for name, dtype in (("qweight", torch.uint8), ("w_scales", torch.float16)):
-        check_dtype(name, tensors[name], dtype)
+    integer = linear.spec.scale_type == "integer"
+    if ("row_scales" in tensors) != integer:
+        found = "is there" if "row_scales" in tensors else "is missing"
+        raise LayoutError(f"row_scales {found} although the scale type is {linear.spec.scale_type}")
+    check_dtype("qweight", tensors["qweight"], torch.uint8)
+    check_dtype("w_scales", tensors["w_scales"], torch.uint8 if integer else torch.float16)
+    if integer:
+        check_dtype("row_scales", tensors["row_scales"], torch.float32)
     for name in ("proj_down", "proj_up"):
         if (name in tensors) != (rank > 0):
             found = "is there" if name in tensors else "is missing"
             raise LayoutError(f"{name} {found} although the rank is {rank}")
+
+
+def no_integer_scales(spec: LinearSpec, layout: str) -> str:
+    """Why a layout that holds FP16 scales alone cannot hold such a linear; empty when it can."""
+    return f"{layout} holds no integer group scales yet" if spec.scale_type == "integer" else ""
+
+
+def refuse_integer_scales(spec: LinearSpec, layout: str) -> None:
+    """Raises LayoutError with the reason of :func:`no_integer_scales`."""
+    if reason := no_integer_scales(spec, layout):
+        raise LayoutError(reason, hint="its linears run from the canonical tensors, without repacking")
 
 
 def check_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:

@@ -16,7 +16,7 @@ import torch
 from omniw4.errors import LayoutError
 from omniw4.int4 import GROUP_SIZE
 from omniw4.repack.axes import AxisMap, pad, round_up
-from omniw4.repack.operands import RANK_TILE, check_dtype, check_shape, take
+from omniw4.repack.operands import RANK_TILE, check_dtype, check_shape, no_integer_scales, refuse_integer_scales, take
 from omniw4.repack.widened import pack_widened, unpack_widened, unsupported_widened
 from omniw4.tensors import LinearSpec, QuantizedLinear
 
@@ -58,7 +58,7 @@ _LORA_ACT = AxisMap(
 
 def unsupported(spec: LinearSpec) -> str:
     """Why no kernel of this layout can run such a linear; empty when one can."""
-    return unsupported_widened(spec, LAYOUT)
+    return unsupported_widened(spec, LAYOUT) or no_integer_scales(spec, LAYOUT)
 
 
 def pack(linear: QuantizedLinear) -> dict[str, torch.Tensor]:
@@ -73,6 +73,7 @@ def pack(linear: QuantizedLinear) -> dict[str, torch.Tensor]:
     Raises:
         LayoutError: tensors of the linear that do not fit together.
     """
+    refuse_integer_scales(linear.spec, LAYOUT)
     packed = pack_widened(linear, N_TILE)
     codes, scales = packed["qweight"].flatten(2), packed["w_scales"]
     packed["qweight"] = torch.cat((codes, scales.flatten(2).view(torch.uint8)), 2)

@@ -14,7 +14,9 @@ from omniw4.checkpoint import Checkpoint
 from omniw4.errors import LayoutError, ModelError, OpError
 from omniw4.tensors import QuantizedLinear
 
-_NAMES = ("qweight", "w_scales", "proj_down", "proj_up", "smooth", "bias")
+_Optional = torch.Tensor | None
+_Operands = tuple[torch.Tensor, torch.Tensor, _Optional, _Optional, _Optional, _Optional]
+_NAMES = ("qweight", "w_scales", "row_scales", "proj_down", "proj_up", "smooth", "bias")
 
 
 class W4A4Linear(nn.Module):
@@ -32,6 +34,7 @@ class W4A4Linear(nn.Module):
 
     qweight: torch.Tensor
     w_scales: torch.Tensor
+    row_scales: torch.Tensor | None
     proj_down: torch.Tensor | None
     proj_up: torch.Tensor | None
     smooth: torch.Tensor | None
@@ -92,7 +95,7 @@ class W4A4Linear(nn.Module):
             LayoutError: the layout is unknown or does not fit the linear.
         """
         if layout is None:
-            layout = ops.kernel_layout(self.qweight.device, self.spec.act_bits)
+            layout = ops.kernel_layout(self.qweight.device, self.spec.act_bits, self.spec.scale_type)
         for name in self._packed_names:
             delattr(self, name)
         self.layout, self._packed_names = ops.CANONICAL, ()
@@ -120,35 +123,36 @@ class W4A4Linear(nn.Module):
         if x.shape[-1] != self.in_features:
             raise OpError(f"W4A4Linear({self.in_features}, {self.out_features}) got an input of shape {list(x.shape)}")
         tokens = x.reshape(-1, self.in_features)
-        qweight, w_scales, proj_down, proj_up, inv_smooth = self._operands(x.dtype)
-        qact, a_scales, lora_act = ops.quantize_lora_down(
+        qweight, w_scales, row_scales, proj_down, proj_up, inv_smooth = self._operands(x.dtype)
+        qact, a_scales, lora_act, token_scales = ops.quantize_lora_down(
             tokens, proj_down, inv_smooth, None, None, self.spec.rotation, self.spec.act_bits, self.spec.act_clip,
-            self.layout,
+            self.layout, self.spec.scale_type,
         )  # fmt: skip
         y = ops.gemm_lora_up(
             qact, a_scales, qweight, w_scales, lora_act if proj_up is not None else None, proj_up, self.bias, None,
             tokens.shape[0], self.out_features, self.spec.act_bits, "plain", x.dtype, self.layout,
+            row_scales, token_scales,
         )  # fmt: skip
         return y.reshape(*x.shape[:-1], self.out_features)
 
-    def _operands(
-        self, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """qweight, w_scales, proj_down, proj_up and the reciprocal of smooth, in the layout that runs."""
+    def _operands(self, dtype: torch.dtype) -> _Operands:
+        """qweight, w_scales, row_scales, proj_down, proj_up and the reciprocal of smooth, in the layout that runs."""
         if self.layout == ops.CANONICAL:
             inv_smooth = None if self.smooth is None else self.smooth.float().reciprocal()
-            return self.qweight, self.w_scales, self.proj_down, self.proj_up, inv_smooth
+            return self.qweight, self.w_scales, self.row_scales, self.proj_down, self.proj_up, inv_smooth
         packed: dict[str, torch.Tensor] = {name: getattr(self, name) for name in self._packed_names}
         low_rank = (packed.get(f"packed_{name}") for name in ("proj_down", "proj_up"))
         # kernels multiply the low-rank branch in the dtype of the activations; prepare(dtype=...) converts it once
         down, up = (tensor if tensor is None else tensor.to(dtype) for tensor in low_rank)
-        return packed["packed_qweight"], packed["packed_w_scales"], down, up, packed.get("packed_inv_smooth")
+        rows, inv_smooth = packed.get("packed_row_scales"), packed.get("packed_inv_smooth")
+        return packed["packed_qweight"], packed["packed_w_scales"], rows, down, up, inv_smooth
 
     def extra_repr(self) -> str:
         spec = self.spec
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"w{spec.weight_bits}a{spec.act_bits}, rank={spec.rank}, rotation={spec.rotation}, layout={self.layout}"
+            f"w{spec.weight_bits}a{spec.act_bits}, rank={spec.rank}, rotation={spec.rotation}, "
+            f"scales={spec.scale_type}, layout={self.layout}"
         )
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from omniw4 import int4
 from omniw4.hadamard import hadamard64
-from omniw4.tensors import QuantizedLinear
+from omniw4.tensors import LinearSpec, QuantizedLinear
 from omniw4.verify.result import LayerCheck
 
 TOLERANCE = 2.0  # times the error of plain torch in the same dtype
@@ -112,16 +112,20 @@ def evaluate_codes(x: torch.Tensor, linear: QuantizedLinear, dtype: torch.dtype)
         ``[T, N]`` of ``dtype``.
     """
     own = transform(x, linear, torch.float64).to(dtype)  # [T, K]
-    if linear.spec.act_bits == 16:
-        act = own
-    else:
-        quantize = int4.quantize_groups if linear.spec.act_bits == 4 else int4.quantize_tokens
-        act = int4.dequantize(*quantize(transform(x, linear, torch.float32), linear.spec.act_clip), dtype)
-    weight = int4.dequantize(int4.unpack_nibbles(linear.qweight), linear.w_scales, torch.float64).to(dtype)
-    y = act @ weight.T
+    act = own if linear.spec.act_bits == 16 else rounded(transform(x, linear, torch.float32), linear.spec, dtype)
+    y = act @ linear.dequantize_codes(torch.float64).to(dtype).T
     if linear.proj_down is not None and linear.proj_up is not None:
         y = y + (own @ linear.proj_down.to(dtype)) @ linear.proj_up.to(dtype).T
     return y if linear.bias is None else y + linear.bias.to(dtype)
+
+
+def rounded(x: torch.Tensor, spec: LinearSpec, dtype: torch.dtype) -> torch.Tensor:
+    """``deq(q(x))`` for activations of 4 or 8 bits: ``[T, K]`` float32 in the transformed space to ``dtype``."""
+    if spec.act_bits == 8:
+        return int4.dequantize(*int4.quantize_tokens(x, spec.act_clip), dtype)
+    if spec.scale_type == "integer":
+        return int4.dequantize_integer(*int4.quantize_groups_integer(x, spec.act_clip), dtype)
+    return int4.dequantize(*int4.quantize_groups(x, spec.act_clip), dtype)
 
 
 def transform(x: torch.Tensor, linear: QuantizedLinear, dtype: torch.dtype) -> torch.Tensor:

@@ -84,10 +84,11 @@ def linear(x: torch.Tensor, part: Linear) -> torch.Tensor:
         return (y if part.bias is None else y + part.bias.float()).to(x.dtype)
     inv_smooth = None if part.smooth is None else part.smooth.float().reciprocal()
     spec = part.spec
-    qact, a_scales, lora_act = ops.quantize_lora_down_ref(
-        x, part.proj_down, inv_smooth, None, None, spec.rotation, spec.act_bits, spec.act_clip
+    qact, a_scales, lora_act, token_scales = ops.quantize_lora_down_ref(
+        x, part.proj_down, inv_smooth, None, None, spec.rotation, spec.act_bits, spec.act_clip, spec.scale_type
     )
     return ops.gemm_lora_up_ref(
         qact, a_scales, part.qweight, part.w_scales, lora_act if part.proj_up is not None else None, part.proj_up,
-        part.bias, None, x.shape[0], part.out_features, spec.act_bits, "plain", x.dtype,
+        part.bias, None, x.shape[0], part.out_features, spec.act_bits, "plain", x.dtype, part.row_scales,
+        token_scales,
     )  # fmt: skip
