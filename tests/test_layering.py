@@ -22,7 +22,7 @@ TIERS: list[tuple[set[str], bool]] = [
     ({"storage", "model"}, True),
     ({"calibrate", "quantize", "checkpoint", "repack", "ops"}, False),
     ({"runtime"}, False),
-    ({"verify", "bench", "profile"}, False),
+    ({"verify", "bench", "profile", "roofline", "report"}, False),
     ({"cli"}, False),
 ]
 TIER_OF = {unit: rank for rank, (units, _) in enumerate(TIERS) for unit in units}

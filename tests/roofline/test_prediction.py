@@ -1,0 +1,55 @@
+"""The predicted times against times measured on an H200 (docs/roofline.md has them, and how they were taken)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from omniw4 import roofline
+from omniw4.roofline import cost
+
+H200 = roofline.get("H200")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "roofline.md"
+LINEAR = re.compile(r"^\| (\d+) \| (\d+) → (\d+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
+ATTENTION = re.compile(r"^\| (\d+)×(\d+) \| ([\d.]+) \|", re.MULTILINE)
+
+
+def measured_linears() -> list[tuple[int, int, int, float, float]]:
+    """(M, K, N, FP16 µs, FP8 µs) of the page's table."""
+    text = PAGE.read_text(encoding="utf-8")
+    return [(int(m), int(k), int(n), float(a), float(b)) for m, k, n, a, b in LINEAR.findall(text)]
+
+
+def measured_attention() -> list[tuple[int, int, float]]:
+    return [(int(b), int(s), float(us)) for b, s, us in ATTENTION.findall(PAGE.read_text(encoding="utf-8"))]
+
+
+def test_the_page_has_the_measurements() -> None:
+    assert len(measured_linears()) == 15
+    assert len(measured_attention()) == 4
+
+
+@pytest.mark.parametrize(("m", "k", "n", "fp16", "fp8"), measured_linears())
+def test_linears_are_within_a_factor_of_1_6(m: int, k: int, n: int, fp16: float, fp8: float) -> None:
+    """The GEMM alone, as it was measured: the FP8 figures have no quantizer in them."""
+    for width, wanted in (("fp16", fp16), ("fp8", fp8)):
+        predicted = cost.linear(H200, width, m, n, k)[-1].predicted_us(H200)
+        assert 1 / 1.6 < predicted / wanted < 1.6, f"{width} {m}×{n}×{k}: {predicted:.1f} µs against {wanted}"
+
+
+@pytest.mark.parametrize(("batch", "length", "us"), measured_attention())
+def test_attention_is_within_a_factor_of_1_6(batch: int, length: int, us: float) -> None:
+    (kernel,) = cost.attention([length] * batch, 16, 8, 128, causal=False)
+    assert 1 / 1.6 < kernel.predicted_us(H200) / us < 1.6
+
+
+def test_no_prediction_beats_the_bare_roofline() -> None:
+    for gpu in roofline.known().values():
+        for width in roofline.WIDTHS:
+            if not cost.supported(gpu, width):
+                continue
+            for m in (1, 17, 256, 704, 5000):
+                for kernel in cost.linear(gpu, width, m, 1536, 960, 16):
+                    assert kernel.predicted_us(gpu) > kernel.ideal_us(gpu)
