@@ -100,7 +100,8 @@ def attach(model: Any, codec: nn.Module) -> Any:
 
 def save(model: Any, folder: Path) -> Path:
     """Write a model with tokenizer and codec as an ordinary model folder."""
-    model.save_pretrained(folder)
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("audio_tokenizer.")}
+    model.save_pretrained(folder, state_dict=own)
     model.text_tokenizer.save_pretrained(folder)
     model.audio_tokenizer.save_pretrained(folder / "audio_tokenizer")
     model.feature_extractor.save_pretrained(folder / "audio_tokenizer")
