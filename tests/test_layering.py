@@ -20,9 +20,9 @@ TIERS: list[tuple[set[str], bool]] = [
     ({"errors", "config", "patterns", "_ext"}, True),
     ({"int4", "hadamard", "tensors"}, True),
     ({"storage", "model"}, True),
-    ({"calibrate", "quantize", "checkpoint", "repack", "ops"}, False),
+    ({"calibrate", "quantize", "distill", "checkpoint", "repack", "ops"}, False),
     ({"runtime"}, False),
-    ({"verify", "bench", "profile", "roofline", "report"}, False),
+    ({"verify", "bench", "profile", "roofline", "report", "doctor"}, False),
     ({"cli"}, False),
 ]
 TIER_OF = {unit: rank for rank, (units, _) in enumerate(TIERS) for unit in units}

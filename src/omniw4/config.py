@@ -85,6 +85,26 @@ class Override(_Section):
     scale_type: Literal["float16", "integer"] | None = None
 
 
+class Distill(_Section):
+    """Training of the low-rank branch and the scales against the original model; 0 steps is off."""
+
+    steps: Whole = Field(0, ge=0)
+    lr: Number = Field(4e-3, gt=0)
+    scales: bool = True
+    warmup: Whole = Field(10, ge=0)
+    samples: Whole = Field(256, ge=1)
+    held_out: Whole = Field(16, ge=1)
+    seq_len: Whole = Field(1024, ge=8)
+    batch_size: Whole = Field(4, ge=1)
+    micro_batch: Whole = Field(4, ge=1)
+    eval_every: Whole = Field(20, ge=1)
+    save_every: Whole = Field(20, ge=1)
+    patience: Whole = Field(5, ge=0)
+    max_grad_norm: Number = Field(1.0, gt=0)
+    checkpointing: bool = False
+    seed: Whole = Field(0, ge=0)
+
+
 class Recipe(_Section):
     """What is done to every linear; stored whole in the checkpoint."""
 
@@ -95,6 +115,7 @@ class Recipe(_Section):
     smooth: Smooth = Smooth()
     gptq: Gptq = Gptq()
     lowrank: LowRank = LowRank()
+    distill: Distill = Distill()
     include: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     overrides: tuple[Override, ...] = ()

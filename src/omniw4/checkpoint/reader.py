@@ -58,7 +58,8 @@ class Checkpoint:
         linears: shape and stored size of the same.
         reports: what quantizing them did (``seconds`` is not stored and reads as 0).
         recipe: the recipe section of a config: ``config.parse({"recipe": checkpoint.recipe}, origin=...)``.
-        provenance: format_version, omniw4_version, source (name, hash), calibration (fingerprint, or None).
+        provenance: format_version, omniw4_version, source (name, hash), calibration (fingerprint, or None),
+            distillation (data and report, or None).
         skipped: linears that were left as they were, with the reason.
         other_names: tensors stored as they were, in natural order.
     """
@@ -77,6 +78,7 @@ class Checkpoint:
         self.provenance: dict[str, Any] = {
             key: manifest[key] for key in ("format_version", "omniw4_version", "source", "calibration")
         }
+        self.provenance["distillation"] = manifest.get("distillation")
         owned = {f"{path}.{part}" for path in self.specs for part in schema.PARTS}
         self.other_names: list[str] = sorted(self._shard_of.keys() - owned, key=schema.natural_order)
 
@@ -174,7 +176,9 @@ def parse_report(path: str, data: dict[str, Any]) -> LayerReport:
     if unknown := sorted(data.keys() - _REPORT_TYPES.keys()):
         raise MalformedJsonError(f"report of {path!r}: unknown key {unknown[0]!r}")
     if not all(isinstance(error, int | float | None) for error in values["rounds"]):
-        raise MalformedJsonError(f"report of {path!r}: rounds is {str(values['rounds'])[:40]}, wanted a list of numbers")
+        raise MalformedJsonError(
+            f"report of {path!r}: rounds is {str(values['rounds'])[:40]}, wanted a list of numbers"
+        )
     values["rounds"] = [_number(error) for error in values["rounds"]]
     return LayerReport(**values)
 

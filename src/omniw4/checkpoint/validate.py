@@ -197,6 +197,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     for key, types in _MANIFEST_KEYS.items():
         if key not in manifest or not isinstance(manifest[key], types):
             raise MalformedJsonError(f"{path.name}: {key} is missing or of the wrong type")
+    if not isinstance(manifest.get("distillation"), dict | None):
+        raise MalformedJsonError(f"{path.name}: distillation is of the wrong type")
     for name, entry in manifest["files"].items():
         if any(part in ("", ".", "..") for part in name.split("/")) or any(c in name for c in "\\:\0"):
             raise UnsafePathError(f"{path.name} names the file {name[:80]!r}, wanted a path inside the checkpoint")

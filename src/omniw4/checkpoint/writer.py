@@ -62,6 +62,7 @@ def assemble(
     *,
     recipe: Mapping[str, Any],
     calibration: Mapping[str, Any] | None = None,
+    distillation: Mapping[str, Any] | None = None,
     skipped: Mapping[str, str] | None = None,
     max_shard_size: int = MAX_SHARD_SIZE,
 ) -> None:
@@ -76,6 +77,7 @@ def assemble(
         loaded: the source model; its other tensors are copied from its files, or from memory.
         recipe: ``config.recipe.model_dump(mode="json")``.
         calibration: fingerprint of the statistics; None for a data-free recipe.
+        distillation: what was trained on which text; None when nothing was.
         skipped: path -> reason for every linear left as it is.
         max_shard_size: bytes of tensor data a weight file holds at most; a larger tensor gets a file of its own.
 
@@ -112,6 +114,7 @@ def assemble(
         "source": {"name": source.source_name(loaded), "hash": loaded.hash},
         "recipe": source.without_machine_paths(recipe),
         "calibration": source.without_machine_paths(calibration),
+        **({} if distillation is None else {"distillation": source.without_machine_paths(distillation)}),
         "layers": {path: dump_report(store.report(path)) for path in specs},
         "skipped": {path: skipped[path] for path in sorted(skipped, key=natural_order)},
         "tensors": {entry.name: describe(entry.dtype, entry.shape) for entry in entries},

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from omniw4 import __version__
-from omniw4.cli import layer_report, options, plan_report, settings
+from omniw4.cli import distilling, layer_report, options, plan_report, settings
 from omniw4.cli.output import Output
-from omniw4.errors import StatsError, UsageError
+from omniw4.errors import OmniW4Error, StatsError, UsageError
 
 if TYPE_CHECKING:
     from omniw4.calibrate import Stats
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from omniw4.model import LoadedModel
     from omniw4.quantize.plan import Plan
     from omniw4.storage import OutputFolder
+
+_MARKER = "omniw4.json"  # what every checkpoint holds
 
 
 def command(
@@ -38,6 +41,14 @@ def command(
         list[str],
         typer.Option("--override", metavar="PATTERN:KEY=VALUE,...", help="Another recipe for some linears."),
     ] = [],  # noqa: B006
+    distill_steps: Annotated[
+        int | None,
+        typer.Option("--distill-steps", metavar="N", min=0, help="Train low-rank branch and scales; 0 is off."),
+    ] = None,
+    distill_dataset: Annotated[
+        str | None,
+        typer.Option("--distill-dataset", metavar="TEXT", help="Text to distil on, as `omniw4 calibrate` takes it."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: options.Overwrite = False,
@@ -52,7 +63,10 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Quantize the linears of a model to W4A4 with a low-rank correction; `--config rtn` needs no --stats."""
-    recipe = settings.with_patterns(settings.load(config, assignments), include, skip, override).recipe
+    flags = {"recipe": {"distill": {"steps": distill_steps}}}
+    recipe = settings.with_patterns(settings.load(config, assignments, flags), include, skip, override).recipe
+    if distill_dataset is not None and not recipe.distill.steps:
+        raise UsageError("--distill-dataset is given, but nothing is distilled", hint="add --distill-steps 200")
     if out is None and not dry_run:
         raise UsageError("--out is missing", hint="name the folder to write, or look at the plan with --dry-run")
     output = options.start(json_mode=json_mode, quiet=quiet)
@@ -63,23 +77,30 @@ def command(
     from omniw4.quantize.plan import make_plan
 
     options.check_device(device)
+    models.check_dtype(dtype)
     shard_size = parse_size(max_shard_size)
+    if out is not None and not dry_run:
+        storage.OutputFolder.check(out, overwrite=overwrite, marker=_MARKER)
     skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
     plan = make_plan(models.shapes(skeleton), recipe, models.block_linears(skeleton))
     model_hash = models.source_hash(model, gguf_file=gguf_file)
-    found = _open_stats(stats, plan, model_hash, optional=dry_run)
+    found = _open_stats(stats, plan, model_hash, Path(model).name, optional=dry_run)
+    for text, hint in plan.warnings():
+        output.warn(text, hint)
     if out is None or dry_run:
         total = sum(p.numel() for p in skeleton.parameters())
         told = plan_report.document(plan, recipe, found.group_of if found else None, total, device)
         output.result(plan_report.text(plan, told), told)
         return
     del skeleton
+    distill_text = distilling.Text(distill_dataset) if recipe.distill.steps else None
     fingerprint = {
         "verb": "quantize",
         "omniw4": __version__,
         "model": model_hash,
         "recipe": recipe.model_dump(mode="json"),
         "calibration": found.fingerprint if found else None,
+        "distill_text": distill_text.hash if distill_text else None,
         "max_shard_size": shard_size,
         "device": device.partition(":")[0],
         "dtype": dtype,
@@ -89,12 +110,11 @@ def command(
         return models.load(model, dtype=dtype, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
 
     with (
-        storage.OutputFolder.begin(
-            out, fingerprint, overwrite=overwrite, resume=resume, marker="omniw4.json"
-        ) as folder,
+        storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, resume=resume, marker=_MARKER) as folder,
         options.interruptible(lambda: _kept(folder, len(plan.quantized))),
+        _naming_what_is_kept(folder, len(plan.quantized)),
     ):
-        document, text = _quantize(load, folder, plan, recipe, found, shard_size, device, output)
+        document, text = _quantize(load, folder, plan, recipe, found, distill_text, shard_size, device, output)
     output.result(text.replace("OUT", str(out), 1), {"out": str(out), **document})
 
 
@@ -104,6 +124,7 @@ def _quantize(
     plan: Plan,
     recipe: Recipe,
     stats: Stats | None,
+    distill_text: distilling.Text | None,
     shard_size: int,
     device: str,
     output: Output,
@@ -111,7 +132,7 @@ def _quantize(
     """The run between the checks and the result: document and text of it, ``OUT`` standing for the folder."""
     from omniw4.checkpoint import Checkpoint, LayerStore, assemble
     from omniw4.model import find_linears
-    from omniw4.quantize.pipeline import Progress, quantize_model
+    from omniw4.quantize.pipeline import Progress, check_finite, quantize_model
 
     began = time.monotonic()
     store = LayerStore(folder.partial)
@@ -127,6 +148,7 @@ def _quantize(
         e.path: (lambda linear=linears[e.path]: (linear.weight.detach(), _detached(linear.bias)))
         for e in plan.quantized
     }
+    check_finite(weights, plan)
     with output.progress("quantizing") as bar:
         bar.start_at(len(done))
 
@@ -148,17 +170,39 @@ def _quantize(
     reports = [store.report(e.path) for e in plan.quantized]
     output.note("\n" + layer_report.table_of(reports) + "\n")
     layer_report.warn(reports, output)
+    distillation = None
+    if distill_text is not None:
+        bos = (stats.fingerprint.get("data", {}) if stats else {}).get("bos", {}).get("policy", "model")
+        policy = bos if bos in ("always", "never") else "model"
+        store, distillation = distilling.distil(
+            loaded, store, recipe.distill, distill_text, policy, folder, device, output
+        )
     assemble(
         folder.result,
         store,
         loaded,
         recipe=recipe.model_dump(mode="json"),
         calibration=stats.fingerprint if stats else None,
+        distillation=distillation,
         skipped={e.path: e.skip_reason for e in plan.skipped},
         max_shard_size=shard_size,
     )
     checkpoint = Checkpoint.open(folder.commit())
     return layer_report.summary(checkpoint, reports, plan, time.monotonic() - began)
+
+
+@contextmanager
+def _naming_what_is_kept(folder: OutputFolder, total: int) -> Iterator[None]:
+    """Errors that stop a run (a full disk, damaged statistics) say that finished linears are kept."""
+    try:
+        yield
+    except options.Interrupted:
+        raise
+    except OmniW4Error as e:
+        sentence, hint = _kept(folder, total)
+        if hint:
+            e.hint = "; ".join(filter(None, (e.hint, f"{sentence}: {hint}")))
+        raise
 
 
 def _kept(folder: OutputFolder, total: int) -> tuple[str, str]:
@@ -171,7 +215,7 @@ def _kept(folder: OutputFolder, total: int) -> tuple[str, str]:
     return f"{done} of {total} linears are kept in {folder.partial.name}/", "go on with --resume"
 
 
-def _open_stats(folder: Path | None, plan: Plan, model_hash: str, *, optional: bool) -> Stats | None:
+def _open_stats(folder: Path | None, plan: Plan, model_hash: str, name: str, *, optional: bool) -> Stats | None:
     """The statistics a plan needs, known to be of this model; None for a data-free recipe."""
     from omniw4.calibrate import Stats
 
@@ -183,7 +227,7 @@ def _open_stats(folder: Path | None, plan: Plan, model_hash: str, *, optional: b
             hint="run `omniw4 calibrate MODEL --out DIR` and give `--stats DIR`, or use the data-free `--config rtn`",
         )
     stats = Stats.open(folder)
-    stats.check_model(model_hash)
+    stats.check_model(model_hash, name)
     missing = [e.path for e in plan.quantized if e.path not in set(stats.paths)]
     if missing:
         raise StatsError(

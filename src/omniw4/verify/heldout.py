@@ -12,7 +12,7 @@ from torch import nn
 from omniw4.calibrate.dataset import Bos, dataset_name, read_text, tokenize
 from omniw4.calibrate.sources import HiddenSource, read_hidden
 from omniw4.errors import DatasetError, UsageError
-from omniw4.model import LoadedModel, find_backbone, find_linears
+from omniw4.model import LoadedModel, check_positions, find_backbone, find_linears
 from omniw4.verify.evaluate import Forward, Item, text_items
 from omniw4.verify.windows import make_windows, spread
 
@@ -38,6 +38,7 @@ def prepare(
     seq_len: int,
     bos: str | None,
     calibration: dict[str, Any] | None,
+    distillation: dict[str, Any] | None = None,
 ) -> HeldOut:
     """Choose the sequences for a model.
 
@@ -45,17 +46,24 @@ def prepare(
         dataset: text as calibration takes it, or a ``.safetensors`` file of captured hidden states.
         bos: "model", "always", "never", or None for the policy of the calibration.
         calibration: fingerprint stored in the checkpoint; None for a data-free recipe.
+        distillation: what the checkpoint says it was trained on; None where it was not.
 
     Raises:
         DatasetError: nothing readable, a text too short for one window, or text for a model without a tokenizer.
-        UsageError: an unknown BOS policy.
+        UsageError: an unknown BOS policy, or sequences longer than the model has positions.
     """
     if bos is not None and bos not in POLICIES:
         raise UsageError(f"unknown BOS policy {bos!r}", hint=f"--bos takes one of {', '.join(POLICIES)}")
     known = (calibration or {}).get("data", calibration) or {}
     if dataset is not None and Path(dataset).suffix == ".safetensors":
-        return _from_hidden(source.model, read_hidden(dataset), count, known)
-    return _from_text(source, dataset, count, seq_len, bos, known)
+        found = _from_hidden(source.model, read_hidden(dataset), count, known)
+    else:
+        found = _from_text(source, dataset, count, seq_len, bos, known)
+    trained = (distillation or {}).get("data", {})
+    for key in ("text_sha256", "source_sha256"):
+        if key in found.record:
+            found.warnings += _same_text(trained.get(key), found.record[key], found.record["dataset"], "distillation")
+    return found
 
 
 def _from_text(
@@ -68,6 +76,7 @@ def _from_text(
         )
     calibrated = known.get("bos", {})
     policy = bos or (calibrated.get("policy") if calibrated.get("policy") in POLICIES else "model")
+    check_positions(source.model, seq_len)
     name, documents = dataset_name(dataset), read_text(dataset)
     # the one place that knows how a tokenizer treats BOS, and what identifies a text
     found = tokenize(documents, source.tokenizer, 1, seq_len, bos=cast("Bos", policy), name=name).fingerprint
@@ -83,13 +92,13 @@ def _from_text(
             *windows.warnings,
             *_same_text(known.get("text_sha256"), found["text_sha256"], name),
             *_bos_warnings(calibrated, found["bos"]),
-            *_too_long(source.model, seq_len),
         ],
     )
 
 
 def _from_hidden(model: nn.Module, hidden: HiddenSource, count: int, known: dict[str, Any]) -> HeldOut:
     backbone = find_backbone(model)[1]
+    check_positions(model, hidden.hidden_states.shape[1])
     fitting = min(count, len(hidden))
     chosen = spread(len(hidden), 1, fitting)
     items = []
@@ -155,14 +164,7 @@ def _bos_warnings(calibration: dict[str, Any], evaluation: dict[str, Any]) -> li
     return [f"calibration sequences {began[0]}, evaluation windows {began[1]}"]
 
 
-def _same_text(calibration: str | None, evaluation: str, name: str) -> list[str]:
-    if calibration != evaluation:
+def _same_text(known: str | None, evaluation: str, name: str, use: str = "calibration") -> list[str]:
+    if known != evaluation:
         return []
-    return [f"{name!r} is the text of the calibration: these figures are not held-out; name another with --dataset"]
-
-
-def _too_long(model: nn.Module, seq_len: int) -> list[str]:
-    longest = getattr(getattr(find_backbone(model)[1], "config", None), "max_position_embeddings", None)
-    if longest is None or seq_len <= longest:
-        return []
-    return [f"windows of {seq_len} tokens are longer than the {longest} positions the model was made for"]
+    return [f"{name!r} is the text of the {use}: these figures are not held-out; name another with --dataset"]

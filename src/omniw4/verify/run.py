@@ -53,7 +53,7 @@ def run(
         UsageError: ``layer_tokens`` is negative.
     """
     if layer_tokens < 0:
-        raise UsageError(f"layer_tokens is {layer_tokens}, wanted 0 or more")
+        raise UsageError(f"layer_tokens is {layer_tokens}, wanted 0 or more", hint="0 checks no layer")
     settings = settings or Verify()
     result = VerifyResult(True, [], [], Perplexity(), None, None, None, str(device), "")
     tell = on_progress or (lambda _: None)
@@ -76,12 +76,18 @@ def run(
             reference.half()  # the ops of a GPU take 16 bits only
         result.dtype = str(next(reference.parameters()).dtype).removeprefix("torch.")
         data = heldout.prepare(
-            source, dataset, settings.windows, settings.seq_len, bos, calibration=checkpoint.provenance["calibration"]
+            source,
+            dataset,
+            settings.windows,
+            settings.seq_len,
+            bos,
+            calibration=checkpoint.provenance["calibration"],
+            distillation=checkpoint.provenance["distillation"],
         )
         result.windows, result.bos, result.warnings = data.record, data.bos, data.warnings
         quantized = load(directory, device, result.dtype, trust_remote_code=trust_remote_code)
         result.path = kernel_path(quantized)
-    result.gates.append(_same_source(checkpoint, source.hash))
+    result.gates.append(_same_source(checkpoint, source))
     result.gates.append(_share_untouched(reference, quantized, set(checkpoint.specs)))
     with _stage(result, "layers"):
         inputs: dict[str, torch.Tensor] = {}
@@ -149,14 +155,15 @@ def _check_layers(
     result: VerifyResult,
     tell: OnProgress,
 ) -> None:
-    broken: dict[str, list[str]] = {"finite": [], "repack": [], "ops": []}
+    caches, damaged = integrity.open_caches(checkpoint.folder, checkpoint)
+    broken: dict[str, list[str]] = {"finite": [], "repack": damaged, "ops": []}
     originals = models.find_linears(reference)
     started = time.perf_counter()
     for done, path in enumerate(checkpoint.specs, start=1):
         linear = checkpoint.linear(path, check_values=False)
         if names := integrity.non_finite(linear):
             broken["finite"].append(f"{path}: {', '.join(names)}")
-        losses = integrity.repack_losses(linear, repack.LAYOUTS)
+        losses = integrity.repack_losses(linear, repack.LAYOUTS) | integrity.cache_losses(path, linear, caches)
         broken["repack"] += [f"{path}: {layout} {where}" for layout, where in losses.items()]
         detail = path
         if path in inputs:
@@ -188,10 +195,11 @@ def _check_layers(
         result.gates.append(holds("ops_within_tolerance", not broken["ops"], _some(broken["ops"])))
 
 
-def _same_source(checkpoint: Checkpoint, found: str) -> Gate:
-    wanted = checkpoint.provenance["source"].get("hash", "")
-    detail = f"the checkpoint was made from a model with hash {wanted[:12]}…, this one has {found[:12]}…"
-    return holds("source_model", found == wanted, "" if found == wanted else detail)
+def _same_source(checkpoint: Checkpoint, given: models.LoadedModel) -> Gate:
+    recorded = checkpoint.provenance["source"]
+    same = recorded.get("hash", "") == given.hash
+    detail = f"the checkpoint was made from {recorded.get('name')!r} with other files than {given.source!r} holds now"
+    return holds("source_model", same, "" if same else detail)
 
 
 def _share_untouched(reference: nn.Module, quantized: nn.Module, paths: set[str]) -> Gate:

@@ -1,0 +1,164 @@
+"""The distillation step of ``omniw4 quantize``: sequences in, trained layers and a record of it out."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omniw4.cli.output import Output, figure
+from omniw4.errors import DatasetError
+
+if TYPE_CHECKING:
+    from omniw4.calibrate.sources import HiddenSource
+    from omniw4.checkpoint import LayerStore
+    from omniw4.config import Distill
+    from omniw4.distill import Example, Report
+    from omniw4.model import LoadedModel
+    from omniw4.storage import OutputFolder
+
+
+class Text:
+    """The text (or the captured hidden states) that distillation reads; opened before anything expensive happens.
+
+    Args:
+        dataset: as ``omniw4 calibrate`` takes it, or a ``.safetensors`` file of captured hidden states; None for the
+            built-in text.
+
+    Raises:
+        DatasetError: nothing readable there.
+    """
+
+    def __init__(self, dataset: str | None) -> None:
+        from omniw4.calibrate.dataset import dataset_name, read_text
+        from omniw4.calibrate.sources import read_hidden
+
+        self.name = dataset_name(dataset)
+        self.hidden: HiddenSource | None = None
+        self.documents: list[str] = []
+        if dataset is not None and Path(dataset).suffix == ".safetensors":
+            self.hidden = read_hidden(dataset)
+            self.hash = self.hidden.fingerprint["source_sha256"]
+        else:
+            self.documents = read_text(dataset)
+            whole = "\n\n".join(self.documents).encode("utf-8", "surrogatepass")
+            self.hash = hashlib.sha256(whole).hexdigest()
+
+    def examples(self, loaded: LoadedModel, settings: Distill, bos: str) -> tuple[str, list[Example], list[Example]]:
+        """Path of the module that is trained ('' for the whole model), training and held-out sequences.
+
+        Raises:
+            DatasetError: too little for one sequence of each kind, or text for a model without a tokenizer.
+        """
+        path, found = ("", self._windows(loaded, settings, bos)) if self.hidden is None else self._captured(loaded)
+        held_out = min(settings.held_out, len(found) // 4 or 1)
+        if len(found) < 2:
+            raise DatasetError(
+                f"{self.name!r} fills {len(found)} sequences of {settings.seq_len} tokens, distillation needs at least"
+                " 2: one to train on and one to choose the best step by",
+                hint="give a longer text with --distill-dataset, or shorter sequences with recipe.distill.seq_len",
+            )
+        return path, found[held_out:][: settings.samples], found[:held_out]
+
+    def _windows(self, loaded: LoadedModel, settings: Distill, bos: str) -> list[Example]:
+        from omniw4.calibrate.dataset import tokenize
+        from omniw4.distill import Example
+
+        if loaded.tokenizer is None:
+            raise DatasetError(
+                f"model {loaded.source!r} has no tokenizer, so text cannot be read into it",
+                hint="give captured hidden states (.safetensors) with --distill-dataset",
+            )
+        wanted = settings.samples + settings.held_out
+        tokens = tokenize(
+            self.documents,
+            loaded.tokenizer,
+            wanted,
+            settings.seq_len,
+            settings.seed,
+            bos,  # type: ignore[arg-type]
+            name=self.name,
+        )
+        whole = tokens.tokens[tokens.mask.all(dim=1)]
+        keep = whole.new_ones(whole.shape[1]).bool()
+        return [Example({"input_ids": row[None], "use_cache": False}, keep) for row in whole]
+
+    def _captured(self, loaded: LoadedModel) -> tuple[str, list[Example]]:
+        from omniw4.distill import Example
+        from omniw4.model import find_backbone
+
+        path, backbone = find_backbone(loaded.model)
+        found = []
+        for index in range(len(self.hidden or ())):
+            batch = self.hidden.batch(index, index + 1, backbone)  # type: ignore[union-attr]
+            if bool(batch.mask.any()):
+                found.append(Example({**batch.inputs, "use_cache": False}, batch.mask[0]))
+        return path, found
+
+
+def distil(
+    loaded: LoadedModel,
+    store: LayerStore,
+    settings: Distill,
+    text: Text,
+    bos: str,
+    folder: OutputFolder,
+    device: str,
+    output: Output,
+) -> tuple[LayerStore, dict[str, Any]]:
+    """Train the layers of ``store`` against the original model.
+
+    Returns:
+        A store with the trained layers, and the record for the checkpoint: what was trained on which text, the
+        losses, never a time.
+
+    Raises:
+        DatasetError, NonFiniteError, ResumeError, StorageError: see :func:`omniw4.distill.distill`.
+    """
+    from omniw4.checkpoint import LayerStore
+    from omniw4.distill import Progress, Student, distill
+
+    root, training, selection = text.examples(loaded, settings, bos)
+    prefix = f"{root}." if root else ""
+    outside = [path for path in store.done() if not path.startswith(prefix)]
+    target = loaded.model.get_submodule(root).to(device)
+    linears = {path.removeprefix(prefix): store.linear(path) for path in sorted(store.done() - set(outside))}
+    output.note(
+        f"distilling {len(linears)} linears on {text.name!r}: {len(training)} sequences to train on,"
+        f" {len(selection)} held out to choose the best step"
+    )
+    if device == "cpu":
+        output.note("on a CPU an update takes seconds to minutes; the time left is shown, and --resume goes on")
+    with Student(target, linears, train_scales=settings.scales) as student, output.progress("distilling") as bar:
+
+        def tell(progress: Progress) -> None:
+            measured = "" if progress.held_out is None else f"  held-out {progress.held_out:.4f}"
+            bar.step(progress.step, progress.steps, f"loss {progress.loss:.4f}{measured}")
+
+        report = distill(student, training, selection, settings, device=device, folder=folder.partial, on_progress=tell)
+        trained = LayerStore(folder.partial / "distilled")
+        for path in sorted(store.done()):
+            module = student.modules.get(path.removeprefix(prefix)) if path not in outside else None
+            trained.put(path, module.quantized() if module else store.linear(path), store.report(path))
+    loaded.model.to("cpu")
+    output.note(_told(report))
+    record = {k: v for k, v in asdict(report).items() if k != "seconds"}
+    data = {
+        "dataset": text.name,
+        "source_sha256" if text.hidden is not None else "text_sha256": text.hash,
+        "training_sequences": len(training),
+        "held_out_sequences": len(selection),
+    }
+    return trained, {"data": data, "report": record}
+
+
+def _told(report: Report) -> str:
+    what = "KL" if report.kind == "logits" else "relative error of the hidden states"
+    ended = "stopped early, " if report.stopped_early else ""
+    share = f" ({1 - report.held_out_best / report.held_out_before:.0%} less)" if report.held_out_before else ""
+    return (
+        f"distilled {report.parameters:,} parameters for {report.steps} steps: {ended}held-out {what}"
+        f" {figure(report.held_out_before, '.4f')} before, {figure(report.held_out_best, '.4f')} at step"
+        f" {report.best_step}{share}\n"
+    )
