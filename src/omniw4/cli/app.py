@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from omniw4 import __version__
-from omniw4.cli import bench, calibrate, inspect, options, quantize, repack, roofline, verify
+from omniw4.cli import bench, calibrate, doctor, inspect, options, quantize, repack, roofline, verify
 from omniw4.cli.output import print_error
 from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, OmniW4Error
 
@@ -30,6 +30,8 @@ _OS_HINTS = {
     errno.EROFS: "the file system is read-only: use a folder elsewhere",
     errno.EACCES: "check the permissions, or use a folder elsewhere",
     errno.EPERM: "check the permissions, or use a folder elsewhere",
+    errno.ENOTDIR: "a part of this path is a file",
+    errno.ENAMETOOLONG: "use a shorter name",
 }
 
 
@@ -60,6 +62,7 @@ for _verb, _module in {
     "bench": bench,
     "inspect": inspect,
     "roofline": roofline,
+    "doctor": doctor,
 }.items():
     app.command(name=_verb)(_interruptible(_module.command))
 
@@ -81,9 +84,9 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
-    signal.signal(signal.SIGTERM, options.raise_interrupt)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job started to ignore Ctrl-C goes on doing so
-        signal.signal(signal.SIGINT, options.raise_interrupt)
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(one) is not signal.SIG_IGN:  # a job started to ignore it (nohup) goes on doing so
+            signal.signal(one, options.raise_interrupt)
     code = run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
@@ -126,11 +129,25 @@ def _exit_code(error: BaseException) -> int:
         return EXIT_USAGE
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_INTERNAL
+    if _is_out_of_memory(error):
+        print_error(
+            "out of memory", "try shorter sequences, a smaller --batch-size, --dtype bfloat16, or a larger machine"
+        )
+        return EXIT_USAGE
     print_error(
         f"internal error: {type(error).__name__}: {error}",
         "this is a bug of omniw4; OMNIW4_DEBUG=1 shows where it happened",
     )
     return EXIT_INTERNAL
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, a GPU's, or torch's allocator of the CPU, which has no class for it."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
 
 
 def _sentence(text: str) -> str:

@@ -85,14 +85,14 @@ def linear(gpu: Gpu, width: str, m: int, n: int, k: int, rank: int = 0) -> list[
         gemm = Kernel("gemm", {"fp8": products}, acts + n * k + FLOAT * n + y, cuts)
         return [Kernel("quantize", {}, x + acts), gemm]
     integer = "int4" if width == "w4a4" and gpu.rates["int4"] else "int8"
-    code = 0.5 if integer == "int4" else 1.0  # a GPU without INT4 products is handed bytes
-    acts = code * m * k + SCALE * (m * k // GROUP if width == "w4a4" else m) + FLOAT * m * rank
+    size = 0.5 if integer == "int4" else 1.0  # a GPU without INT4 products is handed bytes
+    codes = size * m * k + SCALE * (m * k // GROUP if width == "w4a4" else m) + FLOAT * m * rank
     weights = 0.5 * n * k + SCALE * n * k // GROUP
     down, up = HALF * k * rank, HALF * n * rank
     low_rank = {"fp16": 2.0 * m * n * rank} if rank else {}
     return [
-        Kernel("quantize", {"fp16": 2.0 * m * k * rank} if rank else {}, x + down + acts),
-        Kernel("gemm", {integer: products, **low_rank}, acts + weights + up + y, cuts),
+        Kernel("quantize", {"fp16": 2.0 * m * k * rank} if rank else {}, x + down + codes),
+        Kernel("gemm", {integer: products, **low_rank}, codes + weights + up + y, cuts),
     ]
 
 
