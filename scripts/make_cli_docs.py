@@ -60,7 +60,8 @@ def _section(name: str, command: Any) -> str:
 
 
 def _row(name: str, default: str, text: str | None) -> str:
-    return f"| {name} | {default} | {' '.join((text or '').split())} |".replace("|NAME", "\\|NAME")
+    cells = (name, default, " ".join((text or "").split()))
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _names(option: Any) -> str:

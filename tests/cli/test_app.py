@@ -11,7 +11,7 @@ from harness import Run, environment
 from omniw4 import __version__
 from omniw4.errors import OmniW4Error, VerdictError
 
-VERBS = ["calibrate", "quantize", "repack", "verify", "bench", "inspect"]
+VERBS = ["calibrate", "quantize", "repack", "verify", "bench", "inspect", "export", "roofline", "doctor"]
 
 
 def test_help_lists_the_verbs(run_process: Run) -> None:

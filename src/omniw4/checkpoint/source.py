@@ -121,6 +121,11 @@ def copy_files(loaded: LoadedModel, target: Path) -> list[str]:
     folder = loaded.folder
     if folder is None or not (folder / schema.CONFIG).is_file():
         return _save_processors(loaded, target)
+    return copy_folder(folder, target)
+
+
+def copy_folder(folder: Path, target: Path) -> list[str]:
+    """The same for a model folder on disk, a checkpoint among them."""
     copied = []
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith("."):

@@ -1,4 +1,4 @@
-"""``omniw4 inspect DIR``: what a checkpoint holds, from its headers alone."""
+"""``omniw4 inspect DIR|FILE``: what a checkpoint or a safetensors file holds, from headers alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint folder, or a .safetensors file.")],
+    path: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="Checkpoint folder, or a .safetensors file.")],
     layers: Annotated[bool, typer.Option("--layers", help="A row for every quantized linear.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="A row for every tensor.")] = False,
+    recipe: Annotated[bool, typer.Option("--recipe", help="The recipe, as a config that --config takes.")] = False,
     hashes: Annotated[bool, typer.Option("--hashes", help="Read the files and compare their recorded hashes.")] = False,
     json_mode: options.Json = False,
     quiet: options.Quiet = False,
@@ -33,6 +34,11 @@ def command(
         Checkpoint.open(path).check_hashes()
         output.note("hashes are those recorded")
     parts = [_head(summary)] if summary.kind == "checkpoint" else [_file_head(summary)]
+    if recipe and summary.kind == "checkpoint":
+        import yaml
+
+        told = yaml.safe_dump({"recipe": summary.recipe}, sort_keys=False, default_flow_style=None, width=100)
+        parts.append(told.rstrip())
     if layers:
         parts.append(_layer_table(summary))
     if tensors or summary.kind == "file":
@@ -70,7 +76,13 @@ def _head(summary: Summary) -> str:
 
 
 def _file_head(summary: Summary) -> str:
-    facts = [("file", f"{summary.name} · {size(summary.total_bytes)} · {len(summary.tensors)} tensors")]
+    kinds: Counter[str] = Counter()
+    for row in summary.tensors:
+        kinds[row.dtype] += row.bytes
+    facts = [
+        ("file", f"{summary.name} · {size(summary.total_bytes)} · {len(summary.tensors)} tensors"),
+        *((f"  {dtype}", size(total)) for dtype, total in kinds.most_common()),
+    ]
     return _lines(facts + [(f"  {key}", value[:200]) for key, value in summary.metadata.items()])
 
 
