@@ -18,7 +18,7 @@ def truncations(base: Base) -> Iterator[Mutation]:
             yield Mutation(f"{name} cut to {cut} bytes", {name: content[:cut]}, (errors.MalformedJsonError,))
     for name in base.weight_files:
         content = base.files[name]
-        header, data = split_file(content)
+        header = split_file(content)[0]
         start = 8 + len(header)
         ends = {start + offset for entry in entries(header).values() for offset in entry["data_offsets"]}
         cuts = {*range(0, start, 3), *(end + d for end in ends for d in (-2, -1, 0, 1))}

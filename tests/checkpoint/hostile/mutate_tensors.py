@@ -69,7 +69,7 @@ def consistent(base: Base) -> Iterator[Mutation]:
 
 
 def values(base: Base, count: int) -> Iterator[Mutation]:
-    """NaN, inf and wrong signs anywhere in a 16-bit tensor of a linear; hashes are right, so only reading can notice."""
+    """NaN, inf and wrong signs anywhere in a linear's 16-bit tensors; hashes are right, so only reading can notice."""
     rng = random.Random(5)
     places = [
         (file, header, data, name, entry["data_offsets"])

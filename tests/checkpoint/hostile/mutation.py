@@ -99,11 +99,7 @@ class Target:
             with cpu_limit(CPU_SECONDS):
                 specs, tensors = read_all(self.folder)
         except CheckpointError as e:
-            message = str(e)
-            assert type(e) in (mutation.refused_by or REFUSALS), f"{mutation.name}: {type(e).__name__}: {message}"
-            assert type(e) is not CheckpointError, f"{mutation.name}: no rule is named: {message}"
-            assert 0 < len(message) < MAX_MESSAGE, f"{mutation.name}: {len(message)} characters: {message}"
-            assert "\n" not in message, f"{mutation.name}: {message}"
+            _check_refusal(mutation, e)
             return type(e).__name__
         except Exception as e:
             raise AssertionError(f"{mutation.name}: {type(e).__name__}: {str(e)[:300]}") from e
@@ -111,6 +107,15 @@ class Target:
         assert specs == self.base.specs, f"{mutation.name}: other settings were read: {specs}"
         assert tensors == self.base.tensors, f"{mutation.name}: other numbers were read"
         return "same"
+
+
+def _check_refusal(mutation: Mutation, error: CheckpointError) -> None:
+    """One of the errors the mutation allows, which names a rule, in one short sentence."""
+    kind, message = type(error), str(error)
+    assert kind in (mutation.refused_by or REFUSALS), f"{mutation.name}: {kind.__name__}: {message}"
+    assert kind is not CheckpointError, f"{mutation.name}: no rule is named: {message}"
+    assert 0 < len(message) < MAX_MESSAGE, f"{mutation.name}: {len(message)} characters: {message}"
+    assert "\n" not in message, f"{mutation.name}: {message}"
 
 
 def read_all(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], bytes]]]:
