@@ -192,6 +192,58 @@ void qknorm_rope(uintptr_t qkv, uintptr_t q_weight, uintptr_t k_weight, uintptr_
         {{"M", rows}, {"row stride", row_stride}, {"Hq", q_heads}, {"Hkv", kv_heads}, {"head_dim", head_dim}});
 }
 
+void rms_norm(uintptr_t x, uintptr_t delta, uintptr_t weight, uintptr_t y, uintptr_t sum, uintptr_t scales,
+              int64_t rows, int cols, int64_t row_stride, float eps, bool fp8, const std::string& dtype, int device,
+              uintptr_t stream) {
+    RmsNormParams p{};
+    p.x = pointer<void>(x);
+    p.delta = pointer<void>(delta);
+    p.weight = pointer<void>(weight);
+    p.y = pointer<void>(y);
+    p.sum = pointer<void>(sum);
+    p.scales = pointer<float>(scales);
+    p.rows = rows;
+    p.row_stride = row_stride;
+    p.cols = cols;
+    p.eps = eps;
+    p.dtype = dtype_of(dtype);
+    p.fp8 = fp8;
+    const DeviceGuard guard(device);
+    const Status status = launch_rms_norm(p, pointer<CUstream_st>(stream));
+    raise_on_failure(status, "rms_norm", {{"M", rows}, {"K", cols}, {"row stride", row_stride}});
+}
+
+void swiglu(uintptr_t gate_up, uintptr_t y, uintptr_t scales, int64_t rows, int cols, int64_t row_stride, bool fp8,
+            const std::string& dtype, int device, uintptr_t stream) {
+    SwigluParams p{};
+    p.gate_up = pointer<void>(gate_up);
+    p.y = pointer<void>(y);
+    p.scales = pointer<float>(scales);
+    p.rows = rows;
+    p.row_stride = row_stride;
+    p.cols = cols;
+    p.dtype = dtype_of(dtype);
+    p.fp8 = fp8;
+    const DeviceGuard guard(device);
+    const Status status = launch_swiglu(p, pointer<CUstream_st>(stream));
+    raise_on_failure(status, "swiglu", {{"M", rows}, {"I", cols}, {"row stride", row_stride}});
+}
+
+void quantize_fp8(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t rows, int cols, int64_t row_stride,
+                  const std::string& dtype, int device, uintptr_t stream) {
+    QuantizeFp8Params p{};
+    p.x = pointer<void>(x);
+    p.codes = pointer<void>(codes);
+    p.scales = pointer<float>(scales);
+    p.rows = rows;
+    p.row_stride = row_stride;
+    p.cols = cols;
+    p.dtype = dtype_of(dtype);
+    const DeviceGuard guard(device);
+    const Status status = launch_quantize_fp8(p, pointer<CUstream_st>(stream));
+    raise_on_failure(status, "quantize_fp8", {{"M", rows}, {"K", cols}, {"row stride", row_stride}});
+}
+
 void gemm_lora_up(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t w_scales, uintptr_t lora_act,
                   uintptr_t proj_up, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t rows, int out_features,
                   int in_features, int rank, bool lora_act_packed, int tile, const std::string& epilogue,
@@ -304,6 +356,13 @@ PYBIND11_MODULE(w4a4ops, m) {
     m.def("qknorm_rope", &qknorm_rope, py::kw_only(), arg("qkv"), arg("q_weight"), arg("k_weight"), arg("cos"),
           arg("sin"), arg("positions"), arg("rows"), arg("row_stride"), arg("table_rows"), arg("q_heads"),
           arg("kv_heads"), arg("head_dim"), arg("eps"), arg("dtype"), arg("device"), arg("stream"));
+    m.def("rms_norm", &rms_norm, py::kw_only(), arg("x"), arg("delta"), arg("weight"), arg("y"), arg("sum"),
+          arg("scales"), arg("rows"), arg("cols"), arg("row_stride"), arg("eps"), arg("fp8"), arg("dtype"),
+          arg("device"), arg("stream"));
+    m.def("swiglu", &swiglu, py::kw_only(), arg("gate_up"), arg("y"), arg("scales"), arg("rows"), arg("cols"),
+          arg("row_stride"), arg("fp8"), arg("dtype"), arg("device"), arg("stream"));
+    m.def("quantize_fp8", &quantize_fp8, py::kw_only(), arg("x"), arg("codes"), arg("scales"), arg("rows"), arg("cols"),
+          arg("row_stride"), arg("dtype"), arg("device"), arg("stream"));
     m.def("gemm_lora_up", &gemm_lora_up, py::kw_only(), arg("qact"), arg("a_scales"), arg("qweight"), arg("w_scales"),
           arg("lora_act"), arg("proj_up"), arg("bias"), arg("residual"), arg("y"), arg("rows"), arg("out_features"),
           arg("in_features"), arg("rank"), arg("lora_act_packed"), arg("tile"), arg("epilogue"), arg("dtype"),

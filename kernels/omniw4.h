@@ -32,8 +32,8 @@ enum class Layout : int32_t {
     kCanonical = 0,         // qact [M, K/2] nibbles, [M, K] int8 or [M, K] dtype; a_scales [M, K/64] or [M, 1]
     kMmaS4 = 1,             // qact [M'/16, K/64, 32, 16] bytes, a_scales [K/64, M']; 4-bit only
     kTransposedScales = 2,  // qact as canonical, a_scales [K/64, M'] or [1, M']: families that widen nibbles to bytes
-    // qact [K/128, M', 128] int8 swizzled, a_scales FP32 [K/128, M'/16, 2, 16] or [M'], K/128 rounded up; lora_act
-    // [R'/16, M'/8, 32, 4] of dtype
+    // qact [K/128, M', 128] int8 swizzled, K/128 rounded up; a_scales FP32, [K/128, M'/16, 2, 16] for 4 bits with FP16
+    // group scales, else [M']; lora_act [R'/16, M'/8, 32, 4] of dtype
     kWgmmaS8 = 3
 };
 
@@ -46,13 +46,14 @@ struct InvRmsParams {
     DType dtype;
 };
 
-// x' = rotate(smooth(norm(x))); codes and scales of x', and x' times proj_down.
+// x' = rotate(smooth(norm(x))); codes and scales of x', and x' times proj_down. norm_weight without inv_rms: kWgmmaS8
+// works out the inverse RMS itself, the same bits as InvRmsParams.
 struct QuantizeLoraDownParams {
     const void* x;            // [M, K], rows row_stride elements apart
     const float* inv_rms;     // [M] or null: no RMSNorm; aligned to 4 bytes
     const void* norm_weight;  // [K], with inv_rms
     const float* inv_smooth;  // [K] or null
-    const void* proj_down;    // [K, R'] row-major, or null when R' = 0
+    const void* proj_down;    // [K, R'] row-major, or null when R' = 0; kWgmmaS8: [K/64, R'/16, 4, 32, 8]
     void* qact;               // see Layout
     void* a_scales;           // FP16, see Layout; not written for 16-bit activations
     float* lora_act;          // [M, R'] row-major (but see Layout), or null when R' = 0
@@ -61,7 +62,9 @@ struct QuantizeLoraDownParams {
     int32_t rank;      // R', multiple of 16, at most 256
     int32_t act_bits;  // 4 (per token and group), 8 (per token) or 16 (x' itself)
     double clip;       // fraction of absmax that the grid spans
+    float eps;         // of the RMS worked out here
     bool rotate;       // multiply each group by H64
+    bool integer_scales;  // 4 bits: a small integer for each group times a scale of the token. kWgmmaS8 alone
     Layout layout;
     DType dtype;
 };
@@ -89,6 +92,42 @@ struct QkNormRopeParams {
     DType dtype;
 };
 
+// y[m] = RMSNorm(x[m] + delta[m]) * weight, each operation rounded to dtype; or its e4m3 codes with one scale a row.
+struct RmsNormParams {
+    const void* x;       // [M, K], rows row_stride elements apart
+    const void* delta;   // [M, K] or null
+    const void* weight;  // [K]
+    void* y;             // [M, K] of dtype, or e4m3 with fp8
+    void* sum;           // [M, K], x + delta; with delta
+    float* scales;       // [M], with fp8; aligned to 4 bytes
+    int64_t rows, row_stride;
+    int32_t cols;  // K, multiple of 8, at most 16384
+    float eps;
+    DType dtype;
+    bool fp8;
+};
+
+// y[m, j] = silu(gate_up[m, j]) * gate_up[m, I + j]; or its e4m3 codes with one scale a row.
+struct SwigluParams {
+    const void* gate_up;  // [M, 2I], rows row_stride elements apart
+    void* y;              // [M, I] of dtype, or e4m3 with fp8
+    float* scales;        // [M], with fp8; aligned to 4 bytes
+    int64_t rows, row_stride;
+    int32_t cols;  // I, multiple of 8, at most 16384
+    DType dtype;
+    bool fp8;
+};
+
+// e4m3 codes of x[m] / scales[m], scales[m] = absmax(x[m]) / 448.
+struct QuantizeFp8Params {
+    const void* x;  // [M, K], rows row_stride elements apart
+    void* codes;    // [M, K] e4m3
+    float* scales;  // [M]; aligned to 4 bytes
+    int64_t rows, row_stride;
+    int32_t cols;  // K, multiple of 8, at most 16384
+    DType dtype;
+};
+
 enum class Epilogue : int32_t {
     kPlain = 0,       // y[M, N] = acc
     kResidual = 1,    // y[M, N] = acc + residual
@@ -100,12 +139,14 @@ enum class Epilogue : int32_t {
 struct GemmLoraUpParams {
     const void* qact;      // see Layout
     const void* a_scales;  // see Layout
-    const void* qweight;   // kMmaS4: [N'/128, K/64, 8, 32, 16] bytes; kWgmmaS8: [N'/64, K/64, 2176], scales inside
-    const void* w_scales;  // kMmaS4: [N'/128, K/64, 128] FP16
-    const void* lora_act;  // kMmaS4: FP32 [M, R'], or packed (PackLoraActParams); see Layout; null when R' = 0
-    const void* proj_up;   // kMmaS4: [N', R']; kWgmmaS8: [R'/16, N'/16, 32, 8]; null when R' = 0
-    const void* bias;      // [N] or null
-    const void* residual;  // [M, N], for kResidual
+    // kMmaS4: [N'/128, K/64, 8, 32, 16] bytes; kWgmmaS8: [N'/64, K/64, 2176], scales inside, or 2112 with row_scales
+    const void* qweight;
+    const void* w_scales;     // kMmaS4: [N'/128, K/64, 128] FP16
+    const float* row_scales;  // kWgmmaS8 with integer group scales: [N']; else null
+    const void* lora_act;     // kMmaS4: FP32 [M, R'], or packed (PackLoraActParams); see Layout; null when R' = 0
+    const void* proj_up;      // kMmaS4: [N', R']; kWgmmaS8: [R'/16, N'/16, 32, 8]; null when R' = 0
+    const void* bias;         // [N] or null
+    const void* residual;     // [M, N], for kResidual
     void* y;
     QkNormRopeParams heads;  // for kQkNormRope: all but qkv, rows, row_stride and dtype
     int64_t rows;
@@ -119,13 +160,35 @@ struct GemmLoraUpParams {
     DType dtype;
     Layout layout;     // kMmaS4 or kWgmmaS8
     int32_t act_bits;  // 4, or 8 for kWgmmaS8
+    // With row_scales: features from segment_ends[i] on have the next R' columns of lora_act, which is
+    // [S R'/16, M'/8, 32, 4] then. Ascending multiples of 64; INT32_MAX where there is no further segment.
+    int32_t segment_ends[3];
+    bool weights_ready;  // no kernel still running writes qweight: its copies may start before the others are done
+};
+
+// out = softmax(scale * q * k^T) * v for each sequence of a pack and each head; rows past cu_seqlens[sequences] stay.
+struct AttentionVarlenParams {
+    const void* qkv;            // [P, (q_heads + 2 * kv_heads) * head_dim], rows row_stride elements apart
+    const int32_t* cu_seqlens;  // [sequences + 1], ascending from 0 to at most P; aligned to 4 bytes
+    void* out;                  // [P, q_heads * head_dim], rows out_stride elements apart
+    int64_t rows;               // P, at most 2^31 - 1
+    int64_t row_stride, out_stride;
+    int32_t sequences, max_seqlen;        // max_seqlen sizes the grid; the result does not depend on it
+    int32_t q_heads, kv_heads, head_dim;  // head_dim 64 or 128
+    float scale;                          // above 0
+    bool causal;
+    DType dtype;
 };
 
 Status launch_inv_rms(const InvRmsParams& params, cudaStream_t stream);
 Status launch_quantize_lora_down(const QuantizeLoraDownParams& params, cudaStream_t stream);
 Status launch_pack_lora_act(const PackLoraActParams& params, cudaStream_t stream);
 Status launch_qknorm_rope(const QkNormRopeParams& params, cudaStream_t stream);
+Status launch_rms_norm(const RmsNormParams& params, cudaStream_t stream);
+Status launch_swiglu(const SwigluParams& params, cudaStream_t stream);
+Status launch_quantize_fp8(const QuantizeFp8Params& params, cudaStream_t stream);
 Status launch_gemm_lora_up(const GemmLoraUpParams& params, cudaStream_t stream);
+Status launch_attention_varlen(const AttentionVarlenParams& params, cudaStream_t stream);
 
 // One compiled kernel, for reports and for loading everything before a graph is captured.
 struct KernelInfo {
