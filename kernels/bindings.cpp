@@ -3,15 +3,19 @@
 // Every function takes the device its pointers belong to, so that the caller's current device does not matter, and
 // leaves the current device as it was. ValueError: sizes or alignment a kernel cannot run. RuntimeError: the launch
 // failed, or no kernel is compiled for what was asked.
+#include "gemm_lora_up/choose_integer_sm90a.h"
 #include "omniw4.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <initializer_list>
+#include <iterator>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #ifndef OMNIW4_ARCHS
 #error "define OMNIW4_ARCHS, the architectures compiled for, as a string"
@@ -122,7 +126,8 @@ void inv_rms(uintptr_t x, uintptr_t out, int64_t rows, int64_t cols, int64_t row
 void quantize_lora_down(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, uintptr_t inv_smooth,
                         uintptr_t proj_down, uintptr_t qact, uintptr_t a_scales, uintptr_t lora_act, int64_t rows,
                         int cols, int64_t row_stride, int rank, int act_bits, double clip, bool rotate,
-                        const std::string& layout, const std::string& dtype, int device, uintptr_t stream) {
+                        const std::string& layout, const std::string& dtype, int device, uintptr_t stream,
+                        bool integer_scales, float eps) {
     QuantizeLoraDownParams p{};
     p.x = pointer<void>(x);
     p.inv_rms = pointer<float>(inv_rms);
@@ -139,6 +144,8 @@ void quantize_lora_down(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, u
     p.act_bits = act_bits;
     p.clip = clip;
     p.rotate = rotate;
+    p.integer_scales = integer_scales;
+    p.eps = eps;
     p.layout = layout_of(layout);
     p.dtype = dtype_of(dtype);
     const DeviceGuard guard(device);
@@ -249,8 +256,15 @@ void gemm_lora_up(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr
                   int in_features, int rank, bool lora_act_packed, int tile, const std::string& epilogue,
                   const std::string& dtype, int device, uintptr_t stream, uintptr_t q_weight, uintptr_t k_weight,
                   uintptr_t cos, uintptr_t sin, uintptr_t positions, int64_t table_rows, int q_heads, int kv_heads,
-                  int head_dim, float eps, const std::string& layout, int act_bits) {
+                  int head_dim, float eps, const std::string& layout, int act_bits, uintptr_t row_scales,
+                  const std::vector<int>& segment_ends, bool weights_ready) {
     GemmLoraUpParams p{};
+    p.row_scales = pointer<float>(row_scales);
+    if (segment_ends.size() > std::size(p.segment_ends)) throw std::invalid_argument("more than four segments");
+    for (size_t i = 0; i < std::size(p.segment_ends); ++i) {
+        p.segment_ends[i] = i < segment_ends.size() ? segment_ends[i] : INT32_MAX;
+    }
+    p.weights_ready = weights_ready;
     p.qact = pointer<void>(qact);
     p.a_scales = pointer<void>(a_scales);
     p.qweight = pointer<void>(qweight);
@@ -294,6 +308,17 @@ py::list kernels() {
         list.append(entry);
     }
     return list;
+}
+
+std::vector<std::tuple<int, int, int>> integer_tiles() {
+    std::vector<std::tuple<int, int, int>> list;
+    for (const auto& tile : gemm::sm90a::integer::kCosts) list.emplace_back(tile.features, tile.tokens, tile.blocks);
+    return list;
+}
+
+int integer_tile(int64_t rows, int out_features, int in_features, int multiprocessors) {
+    const int64_t features = (static_cast<int64_t>(out_features) + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
+    return static_cast<int>(gemm::sm90a::integer::choose_tile(rows, features, in_features, multiprocessors));
 }
 
 // Whether a device runs code for sm_90a, which no other does.
@@ -350,7 +375,7 @@ PYBIND11_MODULE(w4a4ops, m) {
     m.def("quantize_lora_down", &quantize_lora_down, py::kw_only(), arg("x"), arg("inv_rms"), arg("norm_weight"),
           arg("inv_smooth"), arg("proj_down"), arg("qact"), arg("a_scales"), arg("lora_act"), arg("rows"), arg("cols"),
           arg("row_stride"), arg("rank"), arg("act_bits"), arg("clip"), arg("rotate"), arg("layout"), arg("dtype"),
-          arg("device"), arg("stream"));
+          arg("device"), arg("stream"), arg("integer_scales") = false, arg("eps") = 0.0f);
     m.def("pack_lora_act", &pack_lora_act, py::kw_only(), arg("lora_act"), arg("packed"), arg("rows"), arg("rank"),
           arg("dtype"), arg("device"), arg("stream"));
     m.def("qknorm_rope", &qknorm_rope, py::kw_only(), arg("qkv"), arg("q_weight"), arg("k_weight"), arg("cos"),
@@ -368,7 +393,13 @@ PYBIND11_MODULE(w4a4ops, m) {
           arg("in_features"), arg("rank"), arg("lora_act_packed"), arg("tile"), arg("epilogue"), arg("dtype"),
           arg("device"), arg("stream"), arg("q_weight") = 0, arg("k_weight") = 0, arg("cos") = 0, arg("sin") = 0,
           arg("positions") = 0, arg("table_rows") = 0, arg("q_heads") = 0, arg("kv_heads") = 0, arg("head_dim") = 0,
-          arg("eps") = 0.0f, arg("layout") = "mma_s4", arg("act_bits") = 4);
+          arg("eps") = 0.0f, arg("layout") = "mma_s4", arg("act_bits") = 4, arg("row_scales") = 0,
+          arg("segment_ends") = std::vector<int>{}, arg("weights_ready") = false);
+    m.def("integer_tiles", &integer_tiles,
+          "Tiles of the wgmma_s8 GEMM with integer scales, in the order of their numbers from 1 on: (features, tokens, "
+          "blocks).");
+    m.def("integer_tile", &integer_tile, py::kw_only(), arg("rows"), arg("out_features"), arg("in_features"),
+          arg("multiprocessors"), "The number of the tile that suits a shape.");
 }
 
 }  // namespace omniw4

@@ -20,16 +20,21 @@ struct Plain {
     }
 };
 
+template <class T>
+__device__ __forceinline__ void add8(float (&v)[8], const uint4& addend) {
+    float r[8];
+    unpack8<T>(addend, r);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = __fadd_rn(v[j], r[j]);
+}
+
 struct Residual {
     template <class T>
     static __device__ __forceinline__ void apply(const GemmLoraUpParams& p, int64_t row, int column, bool inside,
                                                  float (&v)[8]) {
         if (!inside) return;
         const int64_t offset = row * p.out_features + column;
-        float r[8];
-        unpack8<T>(*reinterpret_cast<const uint4*>(static_cast<const T*>(p.residual) + offset), r);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = __fadd_rn(v[j], r[j]);
+        add8<T>(v, *reinterpret_cast<const uint4*>(static_cast<const T*>(p.residual) + offset));
         *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + offset) = pack8<T>(v);
     }
 };

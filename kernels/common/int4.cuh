@@ -44,6 +44,21 @@ __device__ __forceinline__ uint32_t encode_s8x4(const float* v, float inverse) {
     return ptx::cvt_pack_s8(code(v[1], inverse), code(v[0], inverse), high);
 }
 
+// With integer group scales, a group's step is the token's scale times a whole number from 1 to 16.
+constexpr int kIntegerScaleMax = 16;
+constexpr float kTokenScaleMin = 7.888609052210118e-31f;  // 2^-100: its reciprocal and products stay within FP32
+
+// Scale of a token whose largest magnitude is `absmax`; zero stays zero, NaN and inf stay. factor = float(clip / 112).
+__device__ __forceinline__ float token_scale(float absmax, float factor) {
+    return absmax == 0.0f ? 0.0f : ptx::max_nan(__fmul_rn(absmax, factor), kTokenScaleMin);
+}
+
+// The whole number of a group, as a float; 0 in an all-zero token. share = float(clip / 7).
+__device__ __forceinline__ float group_steps(float absmax, float token_scale, float share) {
+    const float steps = ceilf(__fmul_rn(__fmul_rn(absmax, __frcp_rn(token_scale)), share));
+    return token_scale == 0.0f ? 0.0f : fminf(fmaxf(steps, 1.0f), static_cast<float>(kIntegerScaleMax));
+}
+
 // Largest magnitude of the sixteen values a lane holds.
 __device__ __forceinline__ float absmax16(const float (&v)[16]) {
     float m = fabsf(v[0]);

@@ -1,5 +1,7 @@
 // gemm_lora_up: checks, and the choice of an epilogue.
+#include "../common/fragment.cuh"
 #include "../common/launch.h"
+#include "choose_integer_sm90a.h"
 
 namespace omniw4 {
 
@@ -13,6 +15,10 @@ Status launch_qknorm_rope_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
 using Launcher = Status(const GemmLoraUpParams& p, cudaStream_t stream);
 [[gnu::weak]] Launcher launch_a4_plain_sm90a, launch_a4_residual_sm90a, launch_a4_swiglu_sm90a;
 [[gnu::weak]] Launcher launch_a8_plain_sm90a, launch_a8_residual_sm90a, launch_a8_swiglu_sm90a;
+using IntegerLauncher = Status(const GemmLoraUpParams& p, sm90a::integer::TileChoice tile, int multiprocessors,
+                               cudaStream_t stream);
+[[gnu::weak]] IntegerLauncher launch_integer_half_low_sm90a, launch_integer_half_high_sm90a;
+[[gnu::weak]] IntegerLauncher launch_integer_bfloat16_low_sm90a, launch_integer_bfloat16_high_sm90a;
 }  // namespace gemm
 
 namespace {
@@ -29,6 +35,7 @@ Status check_heads(const GemmLoraUpParams& p) {
 }
 
 bool known_tile(const GemmLoraUpParams& p) {
+    if (p.row_scales != nullptr) return p.tile >= 0 && p.tile <= gemm::sm90a::integer::kTileChoices;
     if (p.layout == Layout::kWgmmaS8) return p.tile >= 0 && p.tile <= 5;
     return p.tile == 0 || p.tile == 16 || p.tile == 128;
 }
@@ -45,15 +52,40 @@ Status check(const GemmLoraUpParams& p) {
     if (!complete || p.qweight == nullptr || !scales) return Status::kMissing;
     if (p.rank > 0 && p.rows > 0 && (p.lora_act == nullptr || p.proj_up == nullptr)) return Status::kMissing;
     if (p.epilogue == Epilogue::kResidual && p.rows > 0 && p.residual == nullptr) return Status::kMissing;
-    const void* pointers[] = {p.qact,    p.a_scales, p.qweight,  p.w_scales, p.lora_act,
-                              p.proj_up, p.bias,     p.residual, p.y};
+    const void* pointers[] = {p.qact,     p.a_scales, p.qweight, p.w_scales, p.row_scales,
+                              p.lora_act, p.proj_up,  p.bias,    p.residual, p.y};
     for (const void* pointer : pointers) {
         if (!aligned16(pointer)) return Status::kMisaligned;
     }
     return p.epilogue == Epilogue::kQkNormRope && p.rows > 0 ? check_heads(p) : Status::kOk;
 }
 
+Status launch_integer(const GemmLoraUpParams& p, cudaStream_t stream) {
+    int previous = 0;
+    for (const int end : p.segment_ends) {
+        if (end % 64 != 0 && end != INT32_MAX) return Status::kBadShape;
+        if (end <= previous && end != INT32_MAX) return Status::kBadShape;
+        previous = end;
+    }
+    int device = 0, multiprocessors = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        return Status::kLaunchFailed;
+    }
+    using namespace gemm::sm90a::integer;
+    const int64_t features = round_up(p.out_features, kColumnBlock);
+    const TileChoice tile =
+        p.tile != 0 ? static_cast<TileChoice>(p.tile) : choose_tile(p.rows, features, p.in_features, multiprocessors);
+    const bool half = p.dtype == DType::kFloat16, low = static_cast<int>(tile) <= static_cast<int>(TileChoice::k64x96);
+    gemm::IntegerLauncher* const launcher =
+        half ? (low ? gemm::launch_integer_half_low_sm90a : gemm::launch_integer_half_high_sm90a)
+             : (low ? gemm::launch_integer_bfloat16_low_sm90a : gemm::launch_integer_bfloat16_high_sm90a);
+    return launcher != nullptr ? launcher(p, tile, multiprocessors, stream) : Status::kUnsupported;
+}
+
 Status launch_wgmma(const GemmLoraUpParams& p, cudaStream_t stream) {
+    if (p.epilogue == Epilogue::kQkNormRope || (p.act_bits != 4 && p.act_bits != 8)) return Status::kUnsupported;
+    if (p.row_scales != nullptr) return launch_integer(p, stream);
     const bool narrow = p.act_bits == 4;
     gemm::Launcher* launcher = nullptr;
     switch (p.epilogue) {

@@ -1,4 +1,7 @@
 // inv_rms: one warp a row, so that a row's bits depend on nothing but the row.
+//
+// Squares are summed within each group of 64 columns first, a quad of lanes a group, and groups c, c + 4, ... in chain c
+// of four: the order in which quantize_lora_down works out the same number for itself.
 #include "../common/fragment.cuh"
 #include "../common/launch.h"
 #include "../common/scalar.cuh"
@@ -8,6 +11,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kVector = 8;
+constexpr int kQuads = 8;
 
 template <class T>
 __global__ void __launch_bounds__(kWarps* kWarp) inv_rms_kernel(InvRmsParams p, bool vectorized) {
@@ -16,21 +20,32 @@ __global__ void __launch_bounds__(kWarps* kWarp) inv_rms_kernel(InvRmsParams p, 
     if (row >= p.rows) return;
     const T* x = static_cast<const T*>(p.x) + row * p.row_stride;
 
-    // Lane i sums runs of eight columns i, i + 32, ...; the order is the same with and without wide loads.
+    // A quad holds columns 8t..8t+7 and 32+8t..32+8t+7 of a group; the order is the same with and without wide loads.
+    const int quad = lane / 4, t = lane % 4;
     float sum = 0.0f;
-    for (int64_t first = lane * kVector; first < p.cols; first += kWarp * kVector) {
-        float v[kVector];
-        if (vectorized) {
-            unpack8<T>(*reinterpret_cast<const uint4*>(x + first), v);
-        } else {
+    for (int64_t first = 0; first < p.cols; first += kGroup * kQuads) {
+        float squares = 0.0f;
 #pragma unroll
-            for (int j = 0; j < kVector; ++j) v[j] = first + j < p.cols ? Scalar<T>::to_float(x[first + j]) : 0.0f;
+        for (int h = 0; h < 2; ++h) {
+            const int64_t column = first + quad * kGroup + h * 32 + t * kVector;
+            float v[kVector];
+            if (vectorized && column < p.cols) {
+                unpack8<T>(*reinterpret_cast<const uint4*>(x + column), v);
+            } else {
+#pragma unroll
+                for (int j = 0; j < kVector; ++j)
+                    v[j] = column + j < p.cols ? Scalar<T>::to_float(x[column + j]) : 0.0f;
+            }
+#pragma unroll
+            for (int j = 0; j < kVector; ++j) squares = __fmaf_rn(v[j], v[j], squares);
         }
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) sum = __fmaf_rn(v[j], v[j], sum);
+        squares = __fadd_rn(squares, __shfl_xor_sync(0xffffffffu, squares, 1));
+        squares = __fadd_rn(squares, __shfl_xor_sync(0xffffffffu, squares, 2));
+        sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, squares, t * 4));
+        sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, squares, t * 4 + 16));
     }
 #pragma unroll
-    for (int mask = 1; mask < kWarp; mask *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+    for (int mask = 1; mask < 4; mask *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
 
     const float mean = __fdiv_rn(sum, static_cast<float>(p.cols));
     if (lane == 0) p.inv_rms[row] = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));

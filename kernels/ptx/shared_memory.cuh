@@ -12,6 +12,18 @@ __device__ __forceinline__ uint32_t ld_shared_b32(uint32_t address) {
     return d;
 }
 
+__device__ __forceinline__ uint32_t ld_shared_u16(uint32_t address) {
+    uint32_t d;
+    asm volatile("{.reg .u16 h; ld.shared.u16 h, [%1]; cvt.u32.u16 %0, h;}" : "=r"(d) : "r"(address));
+    return d;
+}
+
+__device__ __forceinline__ float ld_shared_f32(uint32_t address) {
+    float d;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(d) : "r"(address));
+    return d;
+}
+
 __device__ __forceinline__ void ld_shared_v2_b32(uint32_t (&d)[2], uint32_t address) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(d[0]), "=r"(d[1]) : "r"(address));
 }
@@ -30,6 +42,16 @@ __device__ __forceinline__ void ld_shared_v4_f32(float (&d)[4], uint32_t address
 
 __device__ __forceinline__ void st_shared_f32(uint32_t address, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_b32(uint32_t address, uint32_t value) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_v4_b32(uint32_t address, const uint4& value) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
 }
 
 }  // namespace omniw4::ptx

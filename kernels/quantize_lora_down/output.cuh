@@ -1,11 +1,10 @@
-// Where codes and scales go, for every layout and width.
+// Where codes and scales go, for every width and all layouts but wgmma_s8.
 #pragma once
 
 #include "../common/fragment.cuh"
 #include "../common/int4.cuh"
 #include "../common/scalar.cuh"
 #include "../omniw4.h"
-#include "output_wgmma.cuh"
 
 namespace omniw4::quantize {
 
@@ -18,11 +17,7 @@ struct Output {
     __device__ __forceinline__ explicit Output(const QuantizeLoraDownParams& params)
         : p(params), padded_rows(round_up(params.rows, kRowTile)) {}
 
-    __device__ __forceinline__ bool is_wgmma() const { return p.layout == Layout::kWgmmaS8; }
-    __device__ __forceinline__ WgmmaOutput wgmma() const { return {p, padded_rows}; }
-
     __device__ __forceinline__ void store_scale(int64_t row, int group, int groups, __half scale) const {
-        if (is_wgmma()) return wgmma().store_scale(row, group, scale);
         __half* scales = static_cast<__half*>(p.a_scales);
         if (p.layout != Layout::kCanonical) {
             scales[group * padded_rows + row] = scale;  // rows past M too: the GEMM reads whole tiles
@@ -42,10 +37,6 @@ struct Output {
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            if (is_wgmma()) {
-                wgmma().store_codes(row[i], group, lane.t, widen_s4x8(word[i][0]), widen_s4x8(word[i][1]));
-                continue;
-            }
             if (row[i] >= p.rows) continue;
             uint32_t* out = static_cast<uint32_t*>(p.qact) + (row[i] * groups + group) * 8 + lane.t;
             out[0] = word[i][0];
@@ -60,7 +51,6 @@ struct Output {
         for (int h = 0; h < 2; ++h) {
             codes[h] = make_uint2(encode_s8x4(v + 8 * h, inverse), encode_s8x4(v + 8 * h + 4, inverse));
         }
-        if (is_wgmma()) return wgmma().store_codes(row, group, lane.t, codes[0], codes[1]);
         if (row >= p.rows) return;
         uint2* out = reinterpret_cast<uint2*>(static_cast<int8_t*>(p.qact) + row * p.cols + group * kGroup);
         out[lane.t] = codes[0];

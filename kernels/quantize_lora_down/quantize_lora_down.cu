@@ -13,6 +13,10 @@ template <>
 Status launch_width<8>(const QuantizeLoraDownParams& p, cudaStream_t stream);
 template <>
 Status launch_width<16>(const QuantizeLoraDownParams& p, cudaStream_t stream);
+
+// Null where sm_90a is not among the architectures compiled for.
+using Launcher = Status(const QuantizeLoraDownParams& p, cudaStream_t stream);
+[[gnu::weak]] Launcher launch_half_sm90a, launch_bfloat16_sm90a;
 }  // namespace quantize
 
 Status launch_quantize_lora_down(const QuantizeLoraDownParams& p, cudaStream_t stream) {
@@ -21,6 +25,9 @@ Status launch_quantize_lora_down(const QuantizeLoraDownParams& p, cudaStream_t s
     if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return Status::kUnsupported;
     if (p.layout == Layout::kMmaS4 && p.act_bits != 4) return Status::kUnsupported;
     if (p.layout != Layout::kCanonical && p.act_bits == 16) return Status::kUnsupported;
+    const bool hopper = p.layout == Layout::kWgmmaS8;
+    if (p.integer_scales && !hopper) return Status::kUnsupported;
+    if (p.norm_weight != nullptr && p.inv_rms == nullptr && !hopper) return Status::kUnsupported;
     if (p.rows == 0) return Status::kOk;
     if (p.x == nullptr || p.qact == nullptr || (p.inv_rms != nullptr && p.norm_weight == nullptr)) {
         return Status::kMissing;
@@ -31,6 +38,12 @@ Status launch_quantize_lora_down(const QuantizeLoraDownParams& p, cudaStream_t s
                          aligned16(p.inv_smooth) && aligned16(p.proj_down) && aligned16(p.qact) &&
                          aligned16(p.lora_act);
     if (!aligned) return Status::kMisaligned;
+    if (hopper) {
+        quantize::Launcher* const launcher =
+            p.dtype == DType::kFloat16 ? quantize::launch_half_sm90a : quantize::launch_bfloat16_sm90a;
+        const bool compiled = launcher != nullptr && (p.act_bits == 4 || p.act_bits == 8);
+        return compiled ? launcher(p, stream) : Status::kUnsupported;
+    }
     switch (p.act_bits) {
         case 4: return quantize::launch_width<4>(p, stream);
         case 8: return quantize::launch_width<8>(p, stream);

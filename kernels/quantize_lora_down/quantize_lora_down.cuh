@@ -10,9 +10,7 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "../common/launch_pdl.h"
 #include "../ptx/mma_f16.cuh"
-#include "../ptx/pdl.cuh"
 #include "output.cuh"
 #include "proj_down_tile.cuh"
 #include "transform.cuh"
@@ -32,10 +30,6 @@ __global__ void __launch_bounds__(kThreads)
     __shared__ __align__(128) uint8_t shared[kSharedBytes];
     __shared__ float row_absmax[kBits == 8 ? kWarps : 1][kRowTile];
 
-    if (p.layout == Layout::kWgmmaS8) {
-        ptx::pdl_wait();
-        ptx::pdl_launch_dependents();
-    }
     const Lane lane;
     const int warp = threadIdx.x / kWarp, groups = p.cols / kGroup;
     const int first_tile = blockIdx.y * kTiles;
@@ -172,11 +166,6 @@ __global__ void __launch_bounds__(kThreads)
                 const int column = (first_tile + tile) * kRowTile + warp % 2 * 8 + lane.t * 2;
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    if (output.is_wgmma()) {
-                        output.wgmma().template store_lora<T>(transform.row[i], column, i == 0 ? sum.x : sum.z,
-                                                              i == 0 ? sum.y : sum.w);
-                        continue;
-                    }
                     if (transform.row[i] >= p.rows) continue;
                     *reinterpret_cast<float2*>(p.lora_act + transform.row[i] * p.rank + column) =
                         i == 0 ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
@@ -193,9 +182,6 @@ Status launch(const QuantizeLoraDownParams& p, cudaStream_t stream) {
     const auto blocks = static_cast<unsigned>(ceil_div(p.rows, kRowTile));
     const unsigned passes = kTiles == 0 ? 1 : static_cast<unsigned>(ceil_div(p.rank / kRowTile, kTiles));
     const dim3 grid(blocks, passes);
-    if (p.layout == Layout::kWgmmaS8) {
-        return launch_early(quantize_lora_down_kernel<T, kBits, kTiles>, grid, kThreads, 0, stream, p, factor);
-    }
     quantize_lora_down_kernel<T, kBits, kTiles><<<grid, kThreads, 0, stream>>>(p, factor);
     return launch_status();
 }

@@ -11,6 +11,40 @@ namespace omniw4::quantize {
 // Sixteen values a lane of rows g (0) and g + 8 (1).
 using RowPair = float[2][16];
 
+// Sixteen values a lane of one row's group, from raw elements to x'. `column`: the first of the lane's.
+template <class T>
+__device__ __forceinline__ void transform_row(const QuantizeLoraDownParams& p, int column, int t, float inv_rms,
+                                              float (&v)[16]) {
+    if (p.norm_weight != nullptr) {
+        const T* weight = static_cast<const T*>(p.norm_weight) + column;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float w[8];
+            unpack8<T>(*reinterpret_cast<const uint4*>(weight + h * 32), w);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const float n = round_to<T>(__fmul_rn(v[8 * h + j], inv_rms));
+                v[8 * h + j] = round_to<T>(__fmul_rn(n, w[j]));
+            }
+        }
+    }
+    if (p.inv_smooth != nullptr) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
+                const float4 s = *reinterpret_cast<const float4*>(p.inv_smooth + column + h * 32 + q * 4);
+                float* u = v + 8 * h + 4 * q;
+                u[0] = __fmul_rn(u[0], s.x);
+                u[1] = __fmul_rn(u[1], s.y);
+                u[2] = __fmul_rn(u[2], s.z);
+                u[3] = __fmul_rn(u[3], s.w);
+            }
+        }
+    }
+    if (p.rotate) hadamard64(v, t);
+}
+
 // What the kernel needs to turn raw elements into x'.
 template <class T>
 struct Transform {
@@ -44,43 +78,8 @@ struct Transform {
             for (int h = 0; h < 2; ++h) unpack8<T>(raw[i][h], v[i] + 8 * h);
         }
         const int column = group * kGroup + lane.t * 8;
-        if (p.inv_rms != nullptr) {
-            const T* weight = static_cast<const T*>(p.norm_weight) + column;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float w[8];
-                unpack8<T>(*reinterpret_cast<const uint4*>(weight + h * 32), w);
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                    for (int j = 0; j < 8; ++j) {
-                        const float n = round_to<T>(__fmul_rn(v[i][8 * h + j], inv_rms[i]));
-                        v[i][8 * h + j] = round_to<T>(__fmul_rn(n, w[j]));
-                    }
-                }
-            }
-        }
-        if (p.inv_smooth != nullptr) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-#pragma unroll
-                for (int q = 0; q < 2; ++q) {
-                    const float4 s = *reinterpret_cast<const float4*>(p.inv_smooth + column + h * 32 + q * 4);
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        float* u = v[i] + 8 * h + 4 * q;
-                        u[0] = __fmul_rn(u[0], s.x);
-                        u[1] = __fmul_rn(u[1], s.y);
-                        u[2] = __fmul_rn(u[2], s.z);
-                        u[3] = __fmul_rn(u[3], s.w);
-                    }
-                }
-            }
-        }
-        if (p.rotate) {
-            hadamard64(v[0], lane.t);
-            hadamard64(v[1], lane.t);
-        }
+        for (int i = 0; i < 2; ++i) transform_row<T>(p, column, lane.t, inv_rms[i], v[i]);
     }
 };
 

@@ -1,0 +1,40 @@
+// Which tile of the wgmma_s8 GEMM with integer group scales suits a shape: the one whose measured costs add up to the
+// shortest time. Every tile gives the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "tuning_integer_sm90a.h"
+
+namespace omniw4::gemm::sm90a::integer {
+
+// Estimated time in microseconds. Blocks come in waves of as many as fit the multiprocessors; a stage of 128 columns
+// takes longer the more of them are at work, since they share L2 and what lies behind it.
+constexpr double estimate(const TileCost& tile, int64_t rows, int64_t padded_features, int columns,
+                          int multiprocessors) {
+    const int64_t tiles =
+        ((rows + tile.tokens - 1) / tile.tokens) * ((padded_features + tile.features - 1) / tile.features);
+    const int64_t slots = static_cast<int64_t>(multiprocessors) * tile.blocks;
+    const int64_t whole = tiles / slots, rest = tiles % slots;
+    const double share = static_cast<double>(rest) / static_cast<double>(slots);
+    const double stages = (columns + 127) / 128;
+    const double last =
+        rest > 0 ? tile.wave + stages * (tile.stage_alone + (tile.stage - tile.stage_alone) * share) : 0;
+    return static_cast<double>(whole) * (tile.wave + stages * tile.stage) + last;
+}
+
+// The first in case of a tie. padded_features: N rounded up to 128.
+constexpr TileChoice choose_tile(int64_t rows, int64_t padded_features, int columns, int multiprocessors) {
+    TileChoice best = kCosts[0].choice;
+    double least = estimate(kCosts[0], rows, padded_features, columns, multiprocessors);
+    for (const TileCost& tile : kCosts) {
+        const double time = estimate(tile, rows, padded_features, columns, multiprocessors);
+        if (time < least) {
+            best = tile.choice;
+            least = time;
+        }
+    }
+    return best;
+}
+
+}  // namespace omniw4::gemm::sm90a::integer

@@ -1,0 +1,24 @@
+// gemm_lora_up, family wgmma_s8, integer group scales, FP16: tiles of 64 features.
+#include "gemm_integer_sm90a.cuh"
+
+namespace omniw4::gemm {
+
+namespace {
+using T = __half;
+using namespace sm90a::integer;
+const Registration kKernels[] = {entry<T, Tile64x16>(), entry<T, Tile64x32>(), entry<T, Tile64x64>(),
+                                 entry<T, Tile64x96>()};
+}  // namespace
+
+Status launch_integer_half_low_sm90a(const GemmLoraUpParams& p, TileChoice tile, int multiprocessors,
+                                     cudaStream_t stream) {
+    switch (tile) {
+        case TileChoice::k64x16: return launch_tile<T, Tile64x16>(p, multiprocessors, stream);
+        case TileChoice::k64x32: return launch_tile<T, Tile64x32>(p, multiprocessors, stream);
+        case TileChoice::k64x64: return launch_tile<T, Tile64x64>(p, multiprocessors, stream);
+        case TileChoice::k64x96: return launch_tile<T, Tile64x96>(p, multiprocessors, stream);
+        default: return Status::kUnsupported;
+    }
+}
+
+}  // namespace omniw4::gemm
