@@ -52,6 +52,9 @@ class InputSpace:
     factor: Factor | None  # None when GPTQ is off
 
 
+_SMALLEST = 1e-24  # output energy below which terms of the sum may have been lost in FP32
+_MANY = 0.01  # share of a linear's groups above which a loss is worth a warning
+
 Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # [N, K] to codes [N, K], scales [N, K/64]
 
 
@@ -111,8 +114,11 @@ def quantize_group(
                 report.warnings.append("worse than the data-free recipe on its own calibration statistics")
         results.append((_assemble(one, best, space.smooth), report))
     seconds, rows = time.perf_counter() - began, sum(one.weight.shape[0] for one in linears)
-    for one, (_, report) in zip(linears, results, strict=True):
+    for one, (quantized, report) in zip(linears, results, strict=True):
         report.seconds = seconds * one.weight.shape[0] / rows
+        raised, groups = _raised_scales(quantized), quantized.w_scales.numel()
+        if raised > _MANY * groups:
+            report.warnings.append(f"{raised} of {groups} groups hold weights too small for a 16-bit scale")
         if stats is not None and stats.tokens < k:
             report.warnings.append(f"only {stats.tokens} calibration tokens for {k} input features")
     return results
@@ -129,6 +135,10 @@ def relative_error(difference: torch.Tensor, weight: torch.Tensor, hessian: torc
         hessian: ``[K, K]`` float32 or None.
     """
     error, signal = _output_energy(difference, hessian), _output_energy(weight, hessian)
+    if not _SMALLEST < signal < math.inf:  # out of FP32's range, though the quotient is not: take powers of two out
+        unit, power = _power_of_two(weight), None if hessian is None else _power_of_two(hessian)
+        scaled = None if hessian is None else hessian * power
+        error, signal = _output_energy(difference * unit, scaled), _output_energy(weight * unit, scaled)
     if signal > 0:
         return error / signal
     return 0.0 if error == 0 else math.inf
@@ -139,9 +149,22 @@ def sqnr_db(error: float) -> float:
     return -10 * math.log10(error) if error > 0 else math.inf
 
 
+def _power_of_two(x: torch.Tensor) -> float:
+    """What brings the largest magnitude near 1; 1 for zeros."""
+    largest = float(x.abs().max())
+    return 2.0 ** min(-math.frexp(largest)[1], 126) if largest > 0 else 1.0
+
+
 def _output_energy(weight: torch.Tensor, hessian: torch.Tensor | None) -> float:
     outputs = weight if hessian is None else weight @ hessian
     return max(0.0, float((outputs * weight).sum(dtype=torch.float64)))
+
+
+def _raised_scales(linear: QuantizedLinear) -> int:
+    """Groups whose FP16 scale is the smallest normal number because their own would have been smaller."""
+    if linear.w_scales.dtype != torch.float16:
+        return 0
+    return int((linear.w_scales == int4.SCALE_MIN).sum())
 
 
 def _check(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe) -> None:
@@ -151,6 +174,11 @@ def _check(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe)
                 bad = int((~torch.isfinite(tensor)).sum())
                 raise NonFiniteError(
                     f"{one.path}.{name} holds {bad} NaN or infinite values of {tensor.numel()}",
+                    hint=f"repair the model, or leave this linear as it is with --skip '{one.path}'",
+                )
+            if tensor is not None and tensor.numel() and float(tensor.abs().max()) > int4.SCALE_MAX:
+                raise NonFiniteError(
+                    f"{one.path}.{name} holds {float(tensor.abs().max()):g}, and 16-bit floats end at {int4.SCALE_MAX:g}",
                     hint=f"repair the model, or leave this linear as it is with --skip '{one.path}'",
                 )
     path, k = linears[0].path, linears[0].weight.shape[-1]
