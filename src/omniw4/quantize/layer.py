@@ -146,7 +146,7 @@ def relative_error(difference: torch.Tensor, weight: torch.Tensor, hessian: torc
 
 def sqnr_db(error: float) -> float:
     """Signal over quantization noise in decibels of a relative error; inf for a perfect layer."""
-    return -10 * math.log10(error) if error > 0 else math.inf
+    return 0.0 - 10 * math.log10(error) if error > 0 else math.inf
 
 
 def _power_of_two(x: torch.Tensor) -> float:
@@ -176,9 +176,10 @@ def _check(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe)
                     f"{one.path}.{name} holds {bad} NaN or infinite values of {tensor.numel()}",
                     hint=f"repair the model, or leave this linear as it is with --skip '{one.path}'",
                 )
-            if tensor is not None and tensor.numel() and float(tensor.abs().max()) > int4.SCALE_MAX:
+            largest = 0.0 if tensor is None or not tensor.numel() else float(tensor.abs().max())
+            if largest > int4.SCALE_MAX:
                 raise NonFiniteError(
-                    f"{one.path}.{name} holds {float(tensor.abs().max()):g}, and 16-bit floats end at {int4.SCALE_MAX:g}",
+                    f"{one.path}.{name} holds {largest:g}, and 16-bit floats end at {int4.SCALE_MAX:g}",
                     hint=f"repair the model, or leave this linear as it is with --skip '{one.path}'",
                 )
     path, k = linears[0].path, linears[0].weight.shape[-1]
