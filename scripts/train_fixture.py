@@ -42,6 +42,8 @@ BACKBONE = {
     "tie_word_embeddings": True,
 }
 ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'\"()[]{}<>=+-*/_@#%&|"
+FRAMES = range(32, 144, 16)  # lengths of an utterance, its reference included
+PROMPTS = 24
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -58,8 +60,9 @@ class Corpus:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=100.0, help="training time; the learning rate follows it")
+    parser.add_argument("--seconds", type=float, default=95.0, help="training time; the learning rate follows it")
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--evaluate", action="store_true", help="train nothing, judge what is in the folder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args()
     torch.manual_seed(0)
@@ -68,17 +71,23 @@ def main() -> None:
     cut = len(text) * 9 // 10
     train, held = corpus(text[:cut], chosen.device), corpus(text[cut:], chosen.device)
     package = import_omnivoice()
-    config = package.OmniVoiceConfig(llm_config=BACKBONE, audio_vocab_size=CODES + 1, audio_mask_id=CODES)
-    model = package.OmniVoice(config).to(chosen.device)
-    steps = fit(model, train, chosen.seconds, chosen.batch)
-    model = model.to(torch.bfloat16)  # what is judged is what is stored
-    figures = {"steps": steps, "batch": chosen.batch, "seconds": chosen.seconds, **judge(model, train, held)}
+    record = chosen.out / "training.json"
+    if chosen.evaluate:
+        model = package.OmniVoice.from_pretrained(chosen.out, train=True, dtype=torch.float32).to(chosen.device)
+        figures = json.loads(record.read_text(encoding="utf-8"))
+    else:
+        config = package.OmniVoiceConfig(llm_config=BACKBONE, audio_vocab_size=CODES + 1, audio_mask_id=CODES)
+        model = package.OmniVoice(config).to(chosen.device)
+        figures = {"seconds": chosen.seconds, "batch": chosen.batch}
+        figures["steps"] = fit(model, train, chosen.seconds, chosen.batch)
+        model = model.to(torch.bfloat16)
+        model.save_pretrained(chosen.out)
+        byte_tokenizer().save_pretrained(chosen.out)
+    figures |= judge(model, train, held)
     print(json.dumps(figures, indent=1), flush=True)
-    model.save_pretrained(chosen.out)
-    byte_tokenizer().save_pretrained(chosen.out)
-    (chosen.out / "training.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    record.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     with (chosen.out / "prompts.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(prompt) + "\n" for prompt in prompts(held, 24))
+        file.writelines(json.dumps(prompt) + "\n" for prompt in prompts(held, PROMPTS))
 
 
 def manual() -> str:
@@ -182,7 +191,7 @@ def fit(model: Any, data: Corpus, seconds: float, rows: int) -> int:
         rate = 2e-3 * min(done * 50, 0.5 + 0.5 * math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        frames = 16 * int(torch.randint(2, 9, (), generator=choose))
+        frames = FRAMES[int(torch.randint(len(FRAMES), (), generator=choose))]
         kind = float(torch.rand((), generator=choose))  # a sixth unconditional, a third without a reference
         reference = 0 if kind < 0.5 else int(frames * 0.4 * torch.rand((), generator=choose)) + 4
         inputs = batch(data, rows, frames, reference, None, text=kind > 1 / 6)
@@ -224,7 +233,7 @@ def generated(model: Any, held: Corpus) -> dict[str, Any]:
     """Greedy decoding by the package: which share of the codes is what the quantizer makes of the text."""
     from omnivoice.models.omnivoice import GenerationTask, OmniVoiceGenerationConfig
 
-    attach(model, random_codec(tiny=True))
+    attach(model, random_codec(tiny=True).to(model.device))
     wanted = prompts(held, 8)
     references = [torch.tensor(p["ref_codes"], device=model.device) for p in wanted]
     lengths = [len(p["text"]) for p in wanted]
@@ -239,26 +248,25 @@ def generated(model: Any, held: Corpus) -> dict[str, Any]:
 
 
 def prompts(held: Corpus, count: int) -> list[dict[str, Any]]:
-    """Held-out texts with a reference each, in the format of ``omniw4 calibrate --prompts``."""
+    """Held-out texts with a reference each, in the format of ``omniw4 calibrate --prompts``.
+
+    Reference and text together are as long as the utterances of the training.
+    """
     choose = torch.Generator().manual_seed(3)
-    found = []
-    for number in range(count):
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        frames = FRAMES[int(torch.randint(2, len(FRAMES), (), generator=choose))]
         begin = int(held.starts[torch.randint(len(held.starts) - 200, (), generator=choose)])
-        words = held.text[begin : begin + 200].split(" ")
-        ref_text = " ".join(words[:4])
-        size = int(torch.randint(5, 16, (), generator=choose))
-        text = " ".join(words[4 : 4 + size])[:100].strip()
-        torch.manual_seed(number)
-        codes = spoken(quantize(f"{ref_text} ")[None], torch.tensor([number % SPEAKERS]))[0]
-        found.append(
-            {
-                "text": text,
-                "language": "en",
-                "duration": (len(text) + 0.5) / 25,
-                "ref_text": ref_text,
-                "ref_codes": codes.tolist(),
-            }
-        )
+        window = held.text[begin : begin + frames]
+        ref_text = " ".join(window.split(" ")[: 2 + len(found) % 3])
+        text = window[len(ref_text) + 1 :]
+        letters = sum(c.isalpha() for c in window)
+        if window.endswith(" ") or len(text) < 16 or letters < 0.7 * frames:
+            continue  # spaces at the end are stripped; tables of the manual are no speech
+        torch.manual_seed(len(found))
+        codes = spoken(quantize(f"{ref_text} ")[None], torch.tensor([len(found) % SPEAKERS]))[0]
+        prompt = {"text": text, "language": "en", "duration": (len(text) + 0.5) / 25}
+        found.append({**prompt, "ref_text": ref_text, "ref_codes": codes.tolist()})
     return found
 
 
