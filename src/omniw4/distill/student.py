@@ -7,9 +7,11 @@ arXiv 1308.3432). So what is trained is what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +57,8 @@ class StudentLinear(nn.Module):
         self.register_buffer("scales", outer.float().to(device), persistent=False)
         self.register_buffer("inv_smooth", _reciprocal(linear.smooth, device), persistent=False)
         self.register_buffer("rotation", hadamard64(torch.eye(WIDTH)).to(device), persistent=False)
+        rounding = _activation_rounding(linear.spec.act_bits, linear.spec.scale_type, device.type == "cuda")
+        self._round = lambda y: rounding(y, linear.spec.act_clip)
         self.proj_down = _parameter(linear.proj_down, device)
         self.proj_up = _parameter(linear.proj_up, device)
         self.scale_shift = nn.Parameter(torch.zeros_like(self.scales)) if train_scales else None
@@ -62,10 +66,12 @@ class StudentLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.teaching:
             return self.original(x)
-        y = x.float() if self.inv_smooth is None else x.float() * self.inv_smooth
-        if self.spec.rotation == "hadamard64":
-            y = (y.unflatten(-1, (-1, WIDTH)) @ self.rotation).flatten(-2)
-        out = F.linear(_straight_through(y, self._quantized(y)), self.weight(), self.original.bias)
+        with torch.autocast(x.device.type, enabled=False):  # the quantizer sees FP32, as at run time
+            y = x.float() if self.inv_smooth is None else x.float() * self.inv_smooth
+            if self.spec.rotation == "hadamard64":
+                y = (y.unflatten(-1, (-1, WIDTH)) @ self.rotation).flatten(-2)
+            grid: torch.Tensor = y if self.spec.act_bits == 16 else _StraightThrough.apply(y, self._round)
+        out = F.linear(grid, self.weight(), self.original.bias)
         if self.proj_down is not None and self.proj_up is not None:
             dtype = self._linear.proj_down.dtype  # type: ignore[union-attr]
             out = out + (y @ _rounded(self.proj_down, dtype)) @ _rounded(self.proj_up, dtype).T
@@ -100,17 +106,6 @@ class StudentLinear(nn.Module):
         elif self.scale_shift is not None:
             changed["w_scales"] = self.trained_scales().to(torch.float16).cpu()
         return replace(self._linear.to("cpu"), **changed)  # type: ignore[arg-type]
-
-    @torch.no_grad()
-    def _quantized(self, y: torch.Tensor) -> torch.Tensor:
-        """x' on the grid of the activation quantizer, as the runtime's op rounds it."""
-        if self.spec.act_bits == 16:
-            return y
-        if self.spec.act_bits == 8:
-            return int4.dequantize(*int4.quantize_tokens(y, self.spec.act_clip))
-        if self.spec.scale_type == "integer":
-            return int4.dequantize_integer(*int4.quantize_groups_integer(y, self.spec.act_clip))
-        return int4.dequantize(*int4.quantize_groups(y, self.spec.act_clip))
 
 
 class Student:
@@ -171,12 +166,47 @@ class Student:
             module.teaching = on
 
 
-def _straight_through(x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-    return x + (rounded - x).detach()
+class _StraightThrough(torch.autograd.Function):
+    """``rounding(x)`` whose gradient is that of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rounding: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return rounding(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return _straight_through(x, x.detach().to(dtype).float())
+    return _StraightThrough.apply(x, lambda t: t.to(dtype).float())
+
+
+def _round_int8(y: torch.Tensor, clip: float) -> torch.Tensor:
+    return int4.dequantize(*int4.quantize_tokens(y, clip))
+
+
+def _round_int4(y: torch.Tensor, clip: float) -> torch.Tensor:
+    return int4.dequantize(*int4.quantize_groups(y, clip))
+
+
+def _round_int4_integer(y: torch.Tensor, clip: float) -> torch.Tensor:
+    return int4.dequantize_integer(*int4.quantize_groups_integer(y, clip))
+
+
+@functools.cache
+def _activation_rounding(
+    act_bits: int, scale_type: str, compiled: bool
+) -> Callable[[torch.Tensor, float], torch.Tensor]:
+    """x' to the grid of the activation quantizer, as the runtime's op rounds it; ``[..., K]`` to ``[..., K]``.
+
+    Compiled, its twenty operations are one or two kernels: a step on a GPU is bound by the launches.
+    """
+    rounding = _round_int8 if act_bits == 8 else _round_int4_integer if scale_type == "integer" else _round_int4
+    if not compiled:
+        return rounding
+    # without this option the compiler leaves out the rounding of scales to FP16
+    return torch.compile(rounding, dynamic=True, options={"emulate_precision_casts": True})
 
 
 def _parameter(tensor: torch.Tensor | None, device: torch.device) -> nn.Parameter | None:
