@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from omniw4.errors import ModelError
+from omniw4.errors import ModelError, OmniW4Error
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
@@ -111,9 +111,11 @@ def _check_safetensors(files: list[Path]) -> None:
 
 @contextmanager
 def as_model_error(what: str, hint: str = "") -> Iterator[None]:
-    """Failures of transformers and huggingface_hub as one sentence; they raise nearly every builtin class."""
+    """Failures of transformers, huggingface_hub and torch as one sentence; they raise every class there is."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as e:
+    except OmniW4Error:
+        raise
+    except Exception as e:  # such as the UnpicklingError of a .bin file that holds more than tensors
         reason = " ".join(f"no key {e}".split() if isinstance(e, KeyError) else str(e).split())
         raise ModelError(f"{what}: {reason[:300]}", hint=hint) from e
