@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from omniw4.checkpoint import Checkpoint
-from omniw4.errors import ModelError
+from omniw4.errors import ModelError, UsageError
 from omniw4.runtime.engine import Qwen3Engine
 from omniw4.runtime.linear import W4A4Linear
 from omniw4.runtime.omnivoice.decoder import BUCKETS, MAX_REQUESTS, MAX_STEPS, Decoder, OnProgress, Prompt
@@ -36,6 +36,9 @@ class Accelerated:
 
     engine: Qwen3Engine
     decoder: Decoder
+    device: torch.device  # of the model
+    dtype: torch.dtype
+    released: bool = False  # the model's own linears are gone
 
     def report(self) -> dict[str, Any]:
         """Back end, attention, bytes of weights, and what each captured graph took."""
@@ -56,13 +59,14 @@ def accelerate(
     buckets: Sequence[int] = BUCKETS,
     max_requests: int = MAX_REQUESTS,
     max_steps: int = MAX_STEPS,
+    release: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Accelerated:
     """Make ``model.generate`` decode through the fused engine, in place.
 
     ``generate`` keeps its arguments and its results: with greedy settings the codes are those of the unpatched model,
     up to ties within rounding; with noise they have its distribution, and ``torch.manual_seed`` makes them repeat.
-    The model keeps its own weights, for :func:`restore`.
+    What the engine cannot do the package does, with a warning that says why.
 
     Args:
         model: an OmniVoice of the package omnivoice, 0.2 or newer, on its device and in its dtype.
@@ -72,6 +76,8 @@ def accelerate(
         buckets: packed tokens (conditional and unconditional rows together) to capture CUDA graphs for.
         max_requests: requests of a batch that a graph can hold.
         max_steps: ``num_step`` up to which graphs serve.
+        release: give back the memory of the model's own linears, which :func:`restore` and calls that the engine
+            cannot do then lack.
         on_progress: called with (done, total, what) while graphs are captured.
 
     Raises:
@@ -88,7 +94,7 @@ def accelerate(
         backend=backend or _default_backend(template, quantized=checkpoint is not None or _is_quantized(model)),
         causal=False,
         buckets=(),
-        max_sequences=2 * max_requests,
+        release=release,
     )
     decoder = Decoder(
         _parts(model, engine),
@@ -99,7 +105,7 @@ def accelerate(
         max_steps=max_steps,
         on_progress=on_progress,
     )
-    accelerated = Accelerated(engine, decoder)
+    accelerated = Accelerated(engine, decoder, template.device, template.dtype, release)
     original: Callable[..., Any] = model._generate_iterative  # type: ignore[assignment]
     model.__dict__["_generate_iterative"] = partial(_generate_iterative, model, accelerated, original, set())
     model.__dict__[_MARK] = accelerated
@@ -119,6 +125,8 @@ def _generate_iterative(
 ) -> list[torch.Tensor]:
     """In place of the method of that name: the codes ``[C, t]`` of every item of the task."""
     reason = _why_not(model, accelerated, gen_config)
+    if reason and accelerated.released:
+        raise UsageError(f"this call is for the package omnivoice: {reason}", hint="accelerate(release=False)")
     if reason:
         if reason not in warned:
             warned.add(reason)
@@ -143,9 +151,9 @@ def _generate_iterative(
 def _why_not(model: Any, accelerated: Accelerated, gen_config: Any) -> str:
     """Why a call cannot go through the engine; empty when it can."""
     parameter = model.audio_embeddings.weight
-    if parameter.device != accelerated.engine.device:
+    if parameter.device != accelerated.device:
         return f"the model has moved to {parameter.device} since accelerate()"
-    if parameter.dtype != accelerated.engine.dtype:
+    if parameter.dtype != accelerated.dtype:
         return f"the model has become {parameter.dtype} since accelerate()"
     known = _ELSEWHERE | {field.name for field in fields(Sampling)}
     strange = [
@@ -160,7 +168,7 @@ def _why_not(model: Any, accelerated: Accelerated, gen_config: Any) -> str:
 
 def _parts(model: Any, engine: Qwen3Engine) -> Parts:
     def backbone(hidden: torch.Tensor, positions: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-        return engine.forward(hidden, positions, cu_seqlens, hidden.shape[0])
+        return engine.forward(hidden.to(engine.dtype), positions, cu_seqlens, len(hidden)).to(hidden.dtype)
 
     return Parts(
         model.audio_embeddings, model.codebook_layer_offsets, backbone, model.audio_heads, model.config.audio_mask_id
