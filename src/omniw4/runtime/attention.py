@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def sdpa_loop(spec: AttentionSpec, qkv: torch.Tensor, cu_seqlens: torch.Tensor, 
     q, k, v = (heads.transpose(0, 1) for heads in spec.split(qkv))  # [heads, P, D]
     out = qkv.new_zeros(spec.num_heads, qkv.shape[0], spec.head_dim)
     ends = cu_seqlens.tolist()
-    for first, last in zip(ends, ends[1:], strict=False):
+    for first, last in pairwise(ends):
         if last > first:
             out[:, first:last] = _sdpa(spec, q[:, first:last], k[:, first:last], v[:, first:last])
     return out.transpose(0, 1).reshape(qkv.shape[0], -1)

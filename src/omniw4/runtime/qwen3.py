@@ -10,10 +10,11 @@ Source: the architecture is transformers' ``modeling_qwen3``; packing with ``cu_
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from omniw4 import ops
 from omniw4.errors import ModelError
@@ -96,6 +97,13 @@ class DenseLinear:
 
     weight: torch.Tensor  # [N, K] float
     bias: torch.Tensor | None = None  # [N]
+    owner: nn.Linear | None = None  # the module it is the weight of
+
+    def adopt(self, rows: torch.Tensor) -> None:
+        """Let the module use these rows of a stacked weight, equal to its own, when they are of its kind and place."""
+        if self.owner is not None and (rows.dtype, rows.device) == (self.weight.dtype, self.weight.device):
+            self.owner.weight.data = rows
+            self.weight = rows
 
     @property
     def out_features(self) -> int:
@@ -173,8 +181,11 @@ class Layer(Protocol):
 class Backend(Protocol):
     """How linears are computed: makes layers. ``name`` is what reports call it, ``dtype`` that of hidden states."""
 
-    name: str
-    dtype: torch.dtype
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def layer(self, weights: LayerWeights, config: Qwen3Config) -> Layer: ...
 
@@ -188,7 +199,8 @@ class Backend(Protocol):
 class Attention(Protocol):
     """``qkv [P, (Hq + 2·Hkv)·D] -> [P, Hq·D]``; tokens attend within their sequence."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor: ...
 
@@ -205,7 +217,6 @@ class Qwen3Backbone:
     norm: torch.Tensor  # [H]
     cos: torch.Tensor  # [max_positions, D/2] float32
     sin: torch.Tensor  # [max_positions, D/2] float32
-    other: list[torch.Tensor] = field(default_factory=list)
 
     @classmethod
     def build(

@@ -1,4 +1,4 @@
-"""Read the weights of a Qwen3 backbone: from a Hugging Face model, from a checkpoint, or from one on top of the other."""
+"""Read the weights of a Qwen3 backbone: from a Hugging Face model, a checkpoint, or a checkpoint on top of a model."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def from_model(model: nn.Module, checkpoint: Checkpoint | None = None) -> Qwen3W
     """
     path, backbone = find_backbone(model)
     config = Qwen3Config.from_hf(backbone.config)
-    if len(backbone.layers) != config.num_layers:
-        raise ModelError(f"the backbone has {len(backbone.layers)} layers, its config says {config.num_layers}")
+    found_layers = len(list(backbone.get_submodule("layers").children()))
+    if found_layers != config.num_layers:
+        raise ModelError(f"the backbone has {found_layers} layers, its config says {config.num_layers}")
     config = _with_frequencies(config, backbone)
     stored = None if checkpoint is None else _paths_in(checkpoint, path)
 
@@ -142,8 +143,8 @@ def _layers(backbone: nn.Module, config: Qwen3Config, linear: Callable[[str], Li
 
 
 def _assemble(at: str, norms: dict[str, torch.Tensor | None], linear: Callable[[str], Linear]) -> LayerWeights:
-    parts: dict[str, Any] = {name: linear(f"{at}.{place}") for name, place in _LINEARS.items()}
-    return LayerWeights(path=at, **norms, **parts)
+    parts: dict[str, Any] = {name: linear(f"{at}.{place}") for name, place in _LINEARS.items()} | norms
+    return LayerWeights(path=at, **parts)
 
 
 def _norm(module: nn.Module, name: str) -> torch.Tensor:
@@ -160,8 +161,16 @@ def _linear(module: nn.Module, place: str) -> Linear:
     if isinstance(module, nn.Linear):
         if module.weight.is_meta:
             raise ModelError(f"{place} has no weight any more: an engine built with release=True has taken it")
-        return DenseLinear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+        return DenseLinear(module.weight.detach(), None if module.bias is None else module.bias.detach(), module)
     raise ModelError(f"{place} is a {type(module).__name__}, wanted an nn.Linear or a quantized linear")
+
+
+def release(model: nn.Module) -> None:
+    """Give back the memory of the backbone's linears; the model's own forward does not run any more."""
+    _, backbone = find_backbone(model)
+    for layer in backbone.layers:  # type: ignore[union-attr]
+        for place in _LINEARS.values():
+            layer.get_submodule(place).to("meta")
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -89,6 +89,5 @@ def linear(x: torch.Tensor, part: Linear) -> torch.Tensor:
     )
     return ops.gemm_lora_up_ref(
         qact, a_scales, part.qweight, part.w_scales, lora_act if part.proj_up is not None else None, part.proj_up,
-        part.bias, None, x.shape[0], part.out_features, spec.act_bits, "plain", x.dtype, part.row_scales,
-        token_scales,
+        part.bias, None, x.shape[0], part.out_features, spec.act_bits, "plain", x.dtype, part.row_scales, token_scales,
     )  # fmt: skip
