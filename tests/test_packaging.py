@@ -56,7 +56,7 @@ def test_configs_are_there_and_found(installed: Path) -> None:
 
 def test_the_command_is_declared(installed: Path) -> None:
     (entry_points,) = installed.glob("*.dist-info/entry_points.txt")
-    assert "omniw4 = omniw4.cli.app:main" in entry_points.read_text(encoding="utf-8")
+    assert "omniw4 = omniw4.__main__:main" in entry_points.read_text(encoding="utf-8")
     (metadata,) = installed.glob("*.dist-info/METADATA")
     text = metadata.read_text(encoding="utf-8")
     assert "License-Expression: Apache-2.0" in text

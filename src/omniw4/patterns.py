@@ -29,6 +29,21 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
     return lambda path: compiled.fullmatch(path) is not None
 
 
+def globs_for(wanted: Iterable[str], paths: Iterable[str]) -> list[str]:
+    """Globs that match exactly the ``wanted`` of all ``paths``: one for each name that repeats in every block.
+
+    ``model.layers.0.mlp.down_proj`` and its likes become ``*.mlp.down_proj``; a path stands for itself where such a
+    glob would match others too.
+    """
+    wanted, paths = list(wanted), list(paths)
+    globs: dict[str, None] = {}
+    for path in wanted:
+        glob = re.sub(r"^(?:.*\.)?\d+\.", "*.", path)
+        exact = set(filter(compile_pattern(glob), paths)) <= set(wanted)
+        globs.setdefault(glob if exact else path)
+    return list(globs)
+
+
 def select(pattern: str, paths: Iterable[str], *, flag: str) -> list[str]:
     """The paths a pattern matches, in their order.
 

@@ -88,7 +88,7 @@ def test_a_calibration_that_fails_leaves_nothing_that_opens(tmp_path: Path) -> N
 
 def test_statistics_of_another_model_are_refused(folder: Path) -> None:
     Stats.open(folder).check_model("abc123")
-    with pytest.raises(StatsError, match="another model: hash abc123, the model given has def456"):
+    with pytest.raises(StatsError, match="another model than the one given: of 'some/model'"):
         Stats.open(folder).check_model("def456")
 
 

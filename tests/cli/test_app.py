@@ -11,7 +11,10 @@ from harness import Run, environment
 from omniw4 import __version__
 from omniw4.errors import OmniW4Error, VerdictError
 
-VERBS = ["calibrate", "quantize", "repack", "verify", "bench", "inspect", "export", "roofline", "doctor"]
+VERBS = [
+    *("calibrate", "quantize", "repack", "verify", "bench", "inspect"),
+    *("profile", "report", "export", "roofline", "doctor"),
+]
 
 
 def test_help_lists_the_verbs(run_process: Run) -> None:
@@ -84,7 +87,8 @@ def test_usage_errors(run: Run, arguments: list[str], word: str) -> None:
             "error: internal error: ZeroDivisionError: division by zero\n\nhint: ",
         ),
         (KeyboardInterrupt(), 130, "error: interrupted; "),
-        (MemoryError(), 101, "error: internal error: MemoryError"),
+        (MemoryError(), 2, "error: out of memory\n\nhint: "),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "error: out of memory\n\nhint: "),
     ],
 )
 def test_errors_become_exit_codes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -106,7 +107,7 @@ def test_kill_while_the_folder_is_assembled(
     assert contents(out) == contents(checkpoint)
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_says_what_is_kept(
     run: Run, qwen3: Path, stats: Path, checkpoint: Path, tmp_path: Path, with_signal: int
 ) -> None:
@@ -122,6 +123,55 @@ def test_ctrl_c_says_what_is_kept(
     refuse_every_reader(run, out, qwen3)
     assert run(*command, "--resume").code == 0
     assert contents(out) == contents(checkpoint)
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_while_the_program_starts_is_one_line(with_signal: int) -> None:
+    """In the midst of its first imports, before there is a command that could say anything."""
+    script = (
+        "import os, sys; from importlib.abc import MetaPathFinder\n"
+        "class Interrupting(MetaPathFinder):\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == 'typer': os.kill(os.getpid(), {int(with_signal)})\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from omniw4.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted; nothing was written\n")
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """As under nohup."""
+    script = (
+        "import os, signal, sys; from omniw4.cli import app\n"
+        "real = app.run\n"
+        "def run(arguments):\n"
+        "    for one in (signal.SIGHUP, signal.SIGINT): os.kill(os.getpid(), one)\n"
+        "    return real(arguments)\n"
+        "app.run = run\n"
+        "from omniw4.__main__ import main; sys.argv[1:] = ['--version']; main()"
+    )
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), preexec_fn=ignore
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("omniw4 ")
+
+
+def test_a_hang_up_whose_terminal_is_gone_ends_with_130() -> None:
+    script = (
+        "import os, signal, sys; from omniw4.cli import app, output\n"
+        "app.app = lambda *_, **__: os.kill(os.getpid(), signal.SIGHUP)\n"
+        "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
+        "from omniw4.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stdout) == (130, "")
 
 
 def test_ctrl_c_in_calibration_keeps_nothing(qwen3: Path, text: Path, run: Run, tmp_path: Path) -> None:
@@ -186,7 +236,8 @@ def test_resume_with_another_calibration_is_refused(
     other = tmp_path / "other-stats"
     assert run("calibrate", qwen3, "--dataset", text, "--out", other, *CALIBRATE, "--seed", 5).code == 0
     ran = run("quantize", qwen3, "--stats", other, "--out", interrupted(), *RANK, "--resume")
-    ran.failed(2, "calibration.data", "--overwrite")
+    ran.failed(2, "calibration.data.tokens_sha256 is another", "calibration.data.seed: 0 -> 5", "--overwrite")
+    assert not re.search("[0-9a-f]{20}", ran.stderr), "hashes say nothing to a person"
 
 
 @pytest.fixture
@@ -250,6 +301,8 @@ def test_disk_full(
 
     ran = run_process(*command, preexec_fn=small_disk)
     ran.failed(2, "cannot write", "\n\nhint: ")
+    kept = f"{LINEARS} of {LINEARS} linears are kept in out.partial/: go on with --resume"
+    assert (kept in ran.stderr) == (limit == 30_000), ran.stderr
     assert ran.stdout == ""
     refuse_every_reader(run, out, qwen3)
     left = [p for p in tmp_path.rglob("*.tmp")]

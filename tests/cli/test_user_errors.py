@@ -44,7 +44,7 @@ def test_gguf_without_the_flag(run: Run, tmp_path: Path) -> None:
 
 def test_gguf_flag_of_a_missing_file(run: Run, qwen3: Path, tmp_path: Path) -> None:
     ran = run("calibrate", qwen3, "--gguf-file", "q.gguf", "--out", tmp_path / "out")
-    ran.failed(2, "q.gguf")
+    refused(ran, tmp_path, "q.gguf", "--gguf-file")
 
 
 def test_unknown_architecture(run: Run, qwen3: Path, tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_weights_of_another_shape(run: Run, qwen3: Path, tmp_path: Path) -> None
     config = json.loads((folder / "config.json").read_text())
     config["intermediate_size"] = 256
     (folder / "config.json").write_text(json.dumps(config))
-    ran = run("calibrate", folder, "--out", tmp_path / "out")
-    ran.failed(2, "do not fit")
+    ran = run("calibrate", folder, "--out", tmp_path / "out", *CALIBRATE)
+    ran.failed(2, "do not fit", "hint: ")
     assert not (tmp_path / "out").exists()
 
 
@@ -240,8 +240,8 @@ def test_datasets(run: Run, qwen3: Path, tmp_path: Path, name: str, content: byt
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    ran = run("calibrate", qwen3, "--dataset", path, "--out", tmp_path / "out")
-    ran.failed(2, name, *words)
+    ran = run("calibrate", qwen3, "--dataset", path, "--out", tmp_path / "out", *CALIBRATE)
+    ran.failed(2, name, *words, "\n\nhint: ")
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("out")]
 
 
@@ -261,7 +261,8 @@ def test_dataset_and_source_exclude_each_other(run: Run, qwen3: Path, text: Path
 def test_text_for_a_model_without_a_tokenizer(run: Run, qwen3: Path, text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(qwen3, folder, ignore=shutil.ignore_patterns("tokenizer*"))
-    refused(run("calibrate", folder, "--dataset", text, "--out", tmp_path / "out"), tmp_path, "tokenizer", "--source")
+    ran = run("calibrate", folder, "--dataset", text, "--out", tmp_path / "out", *CALIBRATE)
+    refused(ran, tmp_path, "tokenizer", "--source")
 
 
 @pytest.mark.parametrize("verb", ["repack", "verify", "inspect", "bench"])

@@ -139,10 +139,10 @@ def test_text_for_a_model_without_a_tokenizer_is_refused():
         prepare(loaded(seeded(Speech)), None, 2, 24, None, None)
 
 
-def test_windows_beyond_the_positions_of_the_model_are_warned_about():
+def test_windows_beyond_the_positions_of_the_model_are_refused():
     model = seeded(lambda: LlamaForCausalLM(LlamaConfig(**{**SIZES, "max_position_embeddings": 16})))
-    data = prepare(loaded(model, make_tokenizer(adds_bos=True)), None, 2, 24, None, None)
-    assert any("longer than the 16 positions" in warning for warning in data.warnings)
+    with pytest.raises(UsageError, match="24 tokens are longer than the 16 positions"):
+        prepare(loaded(model, make_tokenizer(adds_bos=True)), None, 2, 24, None, None)
 
 
 @pytest.mark.parametrize(("policy", "token"), [("model", None), ("always", 0), ("never", None)])

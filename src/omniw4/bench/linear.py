@@ -44,7 +44,11 @@ def parse_shapes(text: str) -> list[Shape]:
                 f"--shapes wants MxNxK, found {part.strip()!r}", hint="such as `--shapes 16x2048x1024,256x6144x1024`"
             )
         if numbers[2] % 64:
-            raise UsageError(f"K must be a multiple of 64, found {numbers[2]} in {part.strip()!r}")
+            near = max(64, round(numbers[2] / 64) * 64)
+            raise UsageError(
+                f"K must be a multiple of 64, found {numbers[2]} in {part.strip()!r}",
+                hint=f"such as `--shapes {numbers[0]}x{numbers[1]}x{near}`; the order is MxNxK",
+            )
         shapes.append(numbers)
     return shapes
 

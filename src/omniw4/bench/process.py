@@ -84,11 +84,17 @@ def measure_process(what: str, command: list[str], shown: tuple[str, ...] = ()) 
         process.wait()
         raise
     if process.returncode:
-        raise OmniW4Error(f"cannot start {command[0]!r}: {errors.strip().splitlines()[-1]}")
+        raise OmniW4Error(
+            f"cannot start {command[0]!r}: {errors.strip().splitlines()[-1]}", hint="install omniw4 with pip"
+        )
     code, seconds, cpu_seconds, peak = told.split()
     if int(code):
         lines = [line for line in errors.splitlines() if line.strip()]
         said = next((line for line in lines if line.startswith("error:")), lines[-1] if lines else "nothing on stderr")
-        raise OmniW4Error(f"{what} ended with exit code {code}: {said.removeprefix('error: ')}")
+        hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint:")), "")
+        raise OmniW4Error(
+            f"{what} ended with exit code {code}: {said.removeprefix('error: ')}",
+            hint=hint or f"run it by itself: {' '.join(shown or tuple(command))}",
+        )
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB, on macOS in bytes
     return ProcessRow(what, float(seconds), float(cpu_seconds), int(peak) * unit, shown or tuple(command))

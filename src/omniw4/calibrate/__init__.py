@@ -13,7 +13,7 @@ from omniw4.calibrate.dataset import TokenSet, dataset_name, read_text, tokenize
 from omniw4.calibrate.sources import HiddenSource, TokenSource, read_hidden
 from omniw4.calibrate.stats import Stats, StatsWriter
 from omniw4.errors import ModelError
-from omniw4.model import LoadedModel, find_backbone
+from omniw4.model import LoadedModel, check_positions, find_backbone
 
 __all__ = [
     "HiddenSource",
@@ -45,6 +45,7 @@ def calibrate(
         on_block: called after each block with (blocks done, blocks, path of the block).
 
     Raises:
+        UsageError: sequences longer than the model has positions.
         ModelError: the data do not fit the model, or the model cannot be walked block by block.
         NonFiniteError: more than 10 % of the rows that reach a linear hold NaN or inf.
         StorageError: the folder cannot be written.
@@ -76,14 +77,21 @@ def fingerprint(loaded: LoadedModel, data: TokenSet | HiddenSource) -> dict[str,
 
 def _check_fit(loaded: LoadedModel, data: TokenSet | HiddenSource) -> None:
     """An index outside the embedding, or a wrong width, would end in an error without a name deep in the model."""
+    check_positions(loaded.model, (data.tokens if isinstance(data, TokenSet) else data.hidden_states).shape[1])
     _, backbone = find_backbone(loaded.model)
     config = getattr(backbone, "config", None)
     if isinstance(data, TokenSet):
         vocabulary = getattr(config, "vocab_size", None)
         largest = int(data.tokens.max())
         if vocabulary is not None and largest >= vocabulary:
-            raise ModelError(f"token {largest} of the tokenizer is outside the model's vocabulary of {vocabulary}")
+            raise ModelError(
+                f"token {largest} of the tokenizer is outside the model's vocabulary of {vocabulary}",
+                hint="the tokenizer is of another model: copy that of this one into the model folder",
+            )
     else:
         width, found = getattr(config, "hidden_size", None), data.hidden_states.shape[-1]
         if width is not None and found != width:
-            raise ModelError(f"hidden states of the source are {found} wide, the model's backbone is {width}")
+            raise ModelError(
+                f"hidden states of the source are {found} wide, the model's backbone is {width}",
+                hint="capture them from the model that is calibrated",
+            )

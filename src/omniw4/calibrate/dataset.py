@@ -68,7 +68,7 @@ def tokenize(
     """
     text = "\n\n".join(docs)
     if not text.strip():
-        raise DatasetError(f"dataset {name!r} holds no text")
+        raise DatasetError(f"dataset {name!r} holds no text", hint="give a --dataset that does")
     prefix = _bos_prefix(tokenizer, bos)
     body = seq_len - len(prefix)
     rng = random.Random(seed)

@@ -25,6 +25,7 @@ from omniw4.calibrate.walk import Batch
 from omniw4.errors import DatasetError
 from omniw4.storage import sha256_file
 
+_FILE = "docs/calibration.md describes the file, and how to capture it"
 _SHAPES = {"hidden_states": (3,), "mask": (2,), "attention_mask": (3, 4), "position_ids": (2,)}
 
 
@@ -96,11 +97,17 @@ def read_hidden(path: str | Path, *, strict: bool = False) -> HiddenSource:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys() if name in _SHAPES}  # noqa: SIM118
     except (SafetensorError, OSError) as e:
-        raise DatasetError(f"source {path.name!r} is damaged ({path.stat().st_size} bytes found): {e}") from e
+        found = path.stat().st_size
+        raise DatasetError(
+            f"source {path.name!r} is damaged ({found} bytes found): {e}", hint="copy it, or capture it, again"
+        ) from e
     hidden, mask, attention = _checked(tensors, metadata, path.name)
     counted = int(mask.sum())
     if counted < MIN_TOKENS:
-        raise DatasetError(f"source {path.name!r} holds {counted} tokens, wanted at least {MIN_TOKENS}")
+        raise DatasetError(
+            f"source {path.name!r} holds {counted} tokens, wanted at least {MIN_TOKENS}",
+            hint="capture more hidden states, and see that mask is 1 for tokens",
+        )
     warnings = []
     if counted < ADVISED_TOKENS:
         warnings.append(f"calibration on {counted} tokens, advised are at least {ADVISED_TOKENS}")
@@ -125,26 +132,26 @@ def _checked(
     tensors: dict[str, torch.Tensor], metadata: dict[str, str], name: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     if "hidden_states" not in tensors:
-        raise DatasetError(
-            f"source {name!r} has no tensor 'hidden_states'", hint="docs/calibration.md describes the file"
-        )
+        raise DatasetError(f"source {name!r} has no tensor 'hidden_states'", hint=_FILE)
     for key, tensor in tensors.items():
         if tensor.dim() not in _SHAPES[key]:
             axes = f"wanted {_SHAPES[key][0]} axes"
-            raise DatasetError(f"{key} in source {name!r} has shape {list(tensor.shape)}, {axes}")
+            raise DatasetError(f"{key} in source {name!r} has shape {list(tensor.shape)}, {axes}", hint=_FILE)
     hidden = tensors["hidden_states"]
     samples, length, _ = hidden.shape
     if not hidden.is_floating_point() or hidden.numel() == 0:
-        raise DatasetError(f"hidden_states in source {name!r} are {hidden.dtype} of shape {list(hidden.shape)}")
+        found = f"{hidden.dtype} of shape {list(hidden.shape)}"
+        raise DatasetError(f"hidden_states in source {name!r} are {found}", hint=_FILE)
     for key in ("mask", "position_ids", "attention_mask"):
         square = key == "attention_mask"
         wanted = (samples, length, length) if square else (samples, length)
         shape = tuple(tensors[key].shape) if key in tensors else wanted
         if shape != wanted and not (square and shape == (samples, 1, length, length)):
-            raise DatasetError(f"{key} in source {name!r} has shape {list(shape)}, wanted {list(wanted)}")
+            raise DatasetError(f"{key} in source {name!r} has shape {list(shape)}, wanted {list(wanted)}", hint=_FILE)
     if metadata.get("attention", "causal") not in ("causal", "bidirectional"):
         raise DatasetError(
-            f"metadata 'attention' of source {name!r} is {metadata['attention']!r}, wanted 'causal' or 'bidirectional'"
+            f"metadata 'attention' of source {name!r} is {metadata['attention']!r}, wanted 'causal' or 'bidirectional'",
+            hint=_FILE,
         )
     mask = tensors.get("mask", torch.ones(samples, length)) != 0
     attention = tensors.get("attention_mask")

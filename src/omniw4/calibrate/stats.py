@@ -125,7 +125,8 @@ class Stats:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise StatsError(f"{_JSON} in {str(folder)!r} is not readable: {type(e).__name__} {e}", hint=hint) from e
         if document.get("format") != "omniw4-stats" or version != FORMAT_VERSION:
-            raise StatsError(f"statistics in {str(folder)!r} have format version {version}, wanted {FORMAT_VERSION}")
+            found = f"statistics in {str(folder)!r} have format version {version}"
+            raise StatsError(f"{found}, wanted {FORMAT_VERSION}", hint=hint)
         stats._check_file()
         return stats
 
@@ -159,12 +160,14 @@ class Stats:
             raise StatsError(f"the statistics of {path} hold NaN or inf", hint="calibrate again")
         return LinearStats(**tensors, tokens=group["tokens"], excluded=group["excluded"])
 
-    def check_model(self, model_hash: str) -> None:
-        """Raises StatsError when the statistics are of another model."""
-        found = self.fingerprint.get("model", {}).get("hash")
-        if found != model_hash:
+    def check_model(self, model_hash: str, name: str = "") -> None:
+        """Raises StatsError when the statistics are not of the model with this hash, called ``name`` in the message."""
+        found = self.fingerprint.get("model", {})
+        if found.get("hash") != model_hash:
+            same = found.get("name") == name
+            theirs = f"{found.get('name')!r}{', whose files have changed since' if same else ''}"
             raise StatsError(
-                f"the statistics are of another model: hash {str(found)[:12]}, the model given has {model_hash[:12]}",
+                f"the statistics in {str(self.folder)!r} are of another model than the one given: of {theirs}",
                 hint="run `omniw4 calibrate` on this model",
             )
 

@@ -14,6 +14,9 @@ BUILTIN = "python-topics"  # the text used when no dataset is named: pydoc's top
 FIELD = "text"
 MAX_CHARS = 1 << 26  # read no more than this of a dataset: 16 million tokens of English
 _READERS = (".txt", ".jsonl", ".parquet")
+_UTF8 = "convert it, such as with `iconv -f latin1 -t utf-8`"
+_JSONL = 'a .jsonl file has one object a line, such as {"text": "Once upon a time"}'
+_RENAME = "rename the field that holds the text to text, a string a document"
 _CHAT_MARKS = re.compile(
     r"<\|(?:im_start|im_end|user|assistant|system|eot_id|start_header_id)\|>|\[/?INST\]|<start_of_turn>"
     r"|^(?:User|Human|Assistant|System|### (?:Instruction|Response)) ?:",
@@ -41,7 +44,7 @@ def read_text(source: str | Path | None) -> list[str]:
     if path.is_dir():
         raise DatasetError(f"dataset {name!r} is a folder, wanted a file", hint=f"give one of {', '.join(_READERS)}")
     if not path.is_file() and (path.suffix in _READERS or path.is_absolute() or name.startswith(".")):
-        raise DatasetError(f"no dataset file {name!r}")
+        raise DatasetError(f"no dataset file {name!r}", hint="check the path given with --dataset")
     if path.is_file():
         if path.suffix not in _READERS:
             kind = f"of kind {path.suffix!r}" if path.suffix else "without a suffix"
@@ -51,7 +54,7 @@ def read_text(source: str | Path | None) -> list[str]:
         rows = _read_hub(name)
     docs = _limit(rows)
     if not docs:
-        raise DatasetError(f"dataset {name!r} holds no text")
+        raise DatasetError(f"dataset {name!r} holds no text", hint="give a --dataset that does")
     return docs
 
 
@@ -96,7 +99,7 @@ def _read_txt(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8-sig") as f:
             yield f.read(MAX_CHARS)
     except UnicodeDecodeError as e:
-        raise DatasetError(f"dataset file {path.name!r} is not UTF-8 text (byte {e.start})") from e
+        raise DatasetError(f"dataset file {path.name!r} is not UTF-8 text (byte {e.start})", hint=_UTF8) from e
     except OSError as e:
         raise DatasetError(f"cannot read dataset file {path.name!r}: {e.strerror}") from e
 
@@ -108,9 +111,9 @@ def _read_jsonl(path: Path) -> Iterator[str]:
                 if line.strip():
                     yield _field(json.loads(line), f"line {number} of dataset file {path.name!r}")
     except UnicodeDecodeError as e:
-        raise DatasetError(f"dataset file {path.name!r} is not UTF-8 text (byte {e.start})") from e
+        raise DatasetError(f"dataset file {path.name!r} is not UTF-8 text (byte {e.start})", hint=_UTF8) from e
     except json.JSONDecodeError as e:
-        raise DatasetError(f"line {number} of dataset file {path.name!r} is not JSON: {e.msg}") from e
+        raise DatasetError(f"line {number} of dataset file {path.name!r} is not JSON: {e.msg}", hint=_JSONL) from e
     except OSError as e:
         raise DatasetError(f"cannot read dataset file {path.name!r}: {e.strerror}") from e
 
@@ -125,20 +128,26 @@ def _read_parquet(path: Path) -> Iterator[str]:
         file = pq.ParquetFile(path)
         if FIELD not in file.schema_arrow.names:
             found = ", ".join(file.schema_arrow.names)
-            raise DatasetError(f"dataset file {path.name!r} has no column {FIELD!r}; found {found}")
+            raise DatasetError(f"dataset file {path.name!r} has no column {FIELD!r}; found {found}", hint=_RENAME)
         for batch in file.iter_batches(columns=[FIELD]):
             for row, value in enumerate(batch.column(0).to_pylist()):
                 if value is not None:
                     yield _field({FIELD: value}, f"row {row} of dataset file {path.name!r}")
     except (OSError, pa.ArrowException) as e:
-        raise DatasetError(f"dataset file {path.name!r} is not readable parquet: {' '.join(str(e).split())}") from e
+        reason = " ".join(str(e).split())
+        raise DatasetError(
+            f"dataset file {path.name!r} is not readable parquet: {reason}", hint="copy it again, or give a .jsonl"
+        ) from e
 
 
 def _read_hub(name: str) -> Iterator[str]:
     try:
         from datasets import load_dataset
     except ImportError as e:
-        raise DatasetError(f"dataset {name!r} is no local file, and the package datasets is missing") from e
+        raise DatasetError(
+            f"dataset {name!r} is no local file, and the package datasets is missing",
+            hint="check the path given with --dataset; for a Hub data set, pip install datasets",
+        ) from e
     repository, _, config = name.partition(":")
     try:
         rows = load_dataset(repository, config or None, split="train", streaming=True)
@@ -156,9 +165,13 @@ def _read_hub(name: str) -> Iterator[str]:
 
 def _field(row: Any, where: str) -> str:
     if not isinstance(row, dict):
-        raise DatasetError(f"{where} holds a {type(row).__name__}, wanted an object with the field {FIELD!r}")
+        raise DatasetError(
+            f"{where} holds a {type(row).__name__}, wanted an object with the field {FIELD!r}", hint=_JSONL
+        )
     if FIELD not in row:
-        raise DatasetError(f"{where} has no field {FIELD!r}; found {', '.join(map(str, row)) or 'none'}")
+        found = ", ".join(map(str, row)) or "none"
+        raise DatasetError(f"{where} has no field {FIELD!r}; found {found}", hint=_RENAME)
     if not isinstance(row[FIELD], str):
-        raise DatasetError(f"field {FIELD!r} in {where} is a {type(row[FIELD]).__name__}, wanted a string")
+        found = type(row[FIELD]).__name__
+        raise DatasetError(f"field {FIELD!r} in {where} is a {found}, wanted a string", hint=_RENAME)
     return row[FIELD]

@@ -83,7 +83,10 @@ def command(
     if not result.passed:
         wrong = [f"{row.op} {row.m}×{row.n}×{row.k}" for row in result.ops if not row.checked]
         wrong += [f"model {row.batch}×{row.seq_len}" for row in result.model if not row.checked]
-        raise VerdictError(f"wrong output, not timed: {', '.join(wrong)}")
+        raise VerdictError(
+            f"wrong output, not timed: {', '.join(wrong)}",
+            hint="the notes of --json say by how much; a GPU's kernels are compiled anew by `make kernels`",
+        )
 
 
 def report(result: BenchResult) -> str:

@@ -60,13 +60,18 @@ def command(
     from omniw4 import model as models
 
     options.check_device(device)
+    models.check_dtype(dtype)
     replace = overwrite or _only_a_torn_calibration(out)
+    storage.OutputFolder.check(out, overwrite=replace, marker="stats.json")
+    data: TokenSet | HiddenSource
+    if source is not None:
+        data = calibrate.read_hidden(source, strict=strict)
+    else:
+        docs = calibrate.read_text(dataset)
+    skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
+    models.check_positions(skeleton, chosen.seq_len if source is None else data.hidden_states.shape[1])
+    del skeleton
     with storage.OutputFolder.begin(out, {"verb": "calibrate"}, overwrite=replace, marker="stats.json") as folder:
-        data: TokenSet | HiddenSource
-        if source is not None:
-            data = calibrate.read_hidden(source, strict=strict)
-        else:
-            docs = calibrate.read_text(dataset)
         loaded = models.load(
             model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
         )

@@ -54,7 +54,7 @@ def start(*, json_mode: bool, quiet: bool) -> Output:
 
 
 class Interrupted(OmniW4Error):
-    """Ctrl-C or SIGTERM; the message says what is kept."""
+    """Ctrl-C, SIGTERM or SIGHUP; the message says what is kept."""
 
     exit_code = EXIT_INTERRUPTED
 
@@ -63,7 +63,7 @@ _signalled = threading.Event()
 
 
 def raise_interrupt(*_: Any) -> NoReturn:
-    """Handler of SIGINT and SIGTERM: locks released, nothing half-written."""
+    """Handler of SIGINT, SIGTERM and SIGHUP: locks released, nothing half-written."""
     _signalled.set()
     raise KeyboardInterrupt
 

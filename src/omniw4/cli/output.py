@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 _STYLES = {"red": "31", "yellow": "33", "green": "32", "cyan": "36", "bold": "1", "dim": "2"}
@@ -126,8 +126,9 @@ class ProgressBar:
 
 
 def print_error(message: str, hint: str = "") -> None:
-    """``error: ...``, an empty line, ``hint: ...``."""
-    print(_complaint("error", "red", message, hint), file=sys.stderr, flush=True)
+    """``error: ...``, an empty line, ``hint: ...``; nothing where stderr is gone, as after a hang-up."""
+    with suppress(OSError):
+        print(_complaint("error", "red", message, hint), file=sys.stderr, flush=True)
 
 
 def _complaint(kind: str, colour: str, message: str, hint: str) -> str:

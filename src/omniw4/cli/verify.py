@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from omniw4.verify import Gate, VerifyResult
 
 _SHOWN_LAYERS = 5
+_QUALITY = (
+    "quantize again with `--config default`, more calibration text, `--override '*.down_proj:act_bits=8'` or a higher"
+    " rank; or loosen the gate"
+)
+_WHAT_HELPS = {
+    "structure": "copy the checkpoint again, or make it anew with `omniw4 quantize`",
+    "hashes": "copy the checkpoint again, or make it anew with `omniw4 quantize`",
+    "finite_tensors": "make the checkpoint anew with `omniw4 quantize`",
+    "untouched_tensors": "give the model that the checkpoint was made from with --model, as it was then",
+    "source_model": "give the model that the checkpoint was made from with --model, as it was then",
+    "repack_identity": "make a damaged cache anew with `omniw4 repack DIR --overwrite`; without one this is a bug",
+    "ops_within_tolerance": "compile the kernels anew with `make kernels`; on a CPU this is a bug of omniw4",
+    "finite_outputs": "try --dtype bfloat16 or float32; float16 overflows in some models",
+}
 
 
 def command(
@@ -30,7 +44,8 @@ def command(
     ] = None,
     bos: options.Bos = None,
     layer_tokens: Annotated[
-        int, typer.Option("--layer-tokens", metavar="N", help="Held-out rows each linear is checked on; 0: none.")
+        int,
+        typer.Option("--layer-tokens", metavar="N", min=0, help="Held-out rows each linear is checked on; 0: none."),
     ] = 64,
     max_perplexity_ratio: Annotated[
         float | None,
@@ -88,7 +103,7 @@ def command(
     if not result.passed:
         failed = result.failed_gates
         count = f"{len(failed)} of {len(result.gates)} gates failed"
-        raise VerdictError(f"{count}: {'; '.join(map(_told, failed))}")
+        raise VerdictError(f"{count}: {'; '.join(map(_told, failed))}", hint=_what_helps(failed[0]))
 
 
 def report(result: VerifyResult) -> str:
@@ -127,6 +142,13 @@ def report(result: VerifyResult) -> str:
     parts.append("\n".join(f"{'pass' if gate.passed else 'FAIL'}  {_told(gate)}" for gate in result.gates))
     parts.append("passed" if result.passed else "failed")
     return "\n\n".join(parts)
+
+
+def _what_helps(gate: Gate) -> str:
+    """What to do about a failed gate; those without an entry judge quality."""
+    if gate.value is None:
+        return "this model or --dataset does not give the figure: leave the gate out"
+    return _WHAT_HELPS.get(gate.name, _QUALITY)
 
 
 def _stages(result: VerifyResult) -> list[float]:

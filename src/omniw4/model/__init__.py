@@ -6,14 +6,24 @@ verbs agree on the full module paths. The *backbone* is the module that holds th
 """
 
 from omniw4.model.files import hash_source, source_hash
-from omniw4.model.loading import DTYPES, LoadedModel, load, skeleton
-from omniw4.model.tree import LinearShape, block_linears, find_backbone, find_blocks, find_linears, shapes
+from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load, skeleton
+from omniw4.model.tree import (
+    LinearShape,
+    block_linears,
+    check_positions,
+    find_backbone,
+    find_blocks,
+    find_linears,
+    shapes,
+)
 
 __all__ = [
     "DTYPES",
     "LinearShape",
     "LoadedModel",
     "block_linears",
+    "check_dtype",
+    "check_positions",
     "find_backbone",
     "find_blocks",
     "find_linears",

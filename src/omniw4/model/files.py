@@ -42,14 +42,17 @@ def find_source(source: str | Path, gguf_file: str | None) -> SourceFiles:
     if gguf_file is not None:
         if not (path / gguf_file).is_file():
             found = f"it holds {', '.join(ggufs)}" if ggufs else "it holds no .gguf file"
-            raise ModelError(f"no GGUF file {gguf_file!r} in model folder {name!r}; {found}")
+            hint = f"such as `--gguf-file {ggufs[0]}`" if ggufs else "leave out --gguf-file, or name another folder"
+            raise ModelError(f"no GGUF file {gguf_file!r} in model folder {name!r}; {found}", hint=hint)
         return SourceFiles(label, path, gguf_file)
     if not (path / "config.json").is_file():
         hint = f"name the GGUF file with `--gguf-file {ggufs[0]}`" if ggufs else "give a Hugging Face model folder"
         raise ModelError(f"model folder {name!r} holds no config.json", hint=hint)
     weights = _weight_files(path)
     if not weights:
-        raise ModelError(f"model folder {name!r} holds no weights (*.safetensors, *.bin)")
+        raise ModelError(
+            f"model folder {name!r} holds no weights (*.safetensors, *.bin)", hint="copy or download them into it"
+        )
     _check_safetensors(weights)
     return SourceFiles(label, path, None)
 

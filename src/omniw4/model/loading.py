@@ -20,6 +20,7 @@ from omniw4.model.files import SourceFiles, as_model_error, find_source, hash_so
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_NOT_KNOWN = "give a model of an architecture that transformers knows; a newer transformers may know this one"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -62,8 +63,7 @@ def load(
             names or shapes do not fit the architecture (they would have become random numbers).
         UsageError: a dtype that is none of the above.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise UsageError(f"unknown dtype {dtype!r}", hint=f"use auto, {', '.join(DTYPES)}")
+    check_dtype(dtype)
     files = find_source(source, gguf_file)
     config, loader = _architecture(files, trust_remote_code)
     kwargs: dict[str, Any] = {"config": config} if files.gguf is None else _gguf_arguments(files.gguf)
@@ -74,7 +74,8 @@ def load(
         kwargs["trust_remote_code"] = True
     if _is_omnivoice(config):
         kwargs["train"] = True  # without its codec and text tokenizer, which quantization does not need
-    with as_model_error(f"cannot load model {files.name!r}"), _no_bars_in_logs():
+    hint = "copy its files again, and see that there is memory enough to hold them"
+    with as_model_error(f"cannot load model {files.name!r}", hint), _no_bars_in_logs():
         model, info = loader.from_pretrained(
             files.folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
@@ -84,11 +85,18 @@ def load(
     return LoadedModel(model, tokenizer, str(source), hash_source(files.weights_root), files.folder)
 
 
+def check_dtype(dtype: str) -> None:
+    """Raises UsageError for a name that is neither ``"auto"`` nor in :data:`DTYPES`."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UsageError(f"unknown dtype {dtype!r}", hint=f"use auto, {', '.join(DTYPES)}")
+
+
 def skeleton(source: str | Path, *, gguf_file: str | None = None, trust_remote_code: bool = False) -> nn.Module:
     """The model without its weights (meta device): enough for shapes and a plan, in no time and memory."""
     files = find_source(source, gguf_file)
     config, loader = _architecture(files, trust_remote_code)
-    with as_model_error(f"cannot build model {files.name!r}"), torch.device("meta"):
+    hint = "config.json must describe a model that transformers can build"
+    with as_model_error(f"cannot build model {files.name!r}", hint), torch.device("meta"):
         return loader.from_config(config) if hasattr(loader, "from_config") else loader(config)
 
 
@@ -96,14 +104,16 @@ def _architecture(files: SourceFiles, trust_remote_code: bool) -> tuple[Any, Any
     """The model's config, and the class whose ``from_pretrained`` loads it."""
     import transformers
 
+    hint = "copy the file again; its architecture must be one that transformers reads from GGUF"
     if files.gguf is None:
         raw = _read_config(files)
+        brings_code = bool(raw.get("auto_map")) and not trust_remote_code
+        hint = "it brings its own code: allow it with `--trust-remote-code`" if brings_code else _NOT_KNOWN
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "an unknown method")
             raise ModelError(f"model {files.name!r} is already quantized by {method}", hint="give the original model")
         if raw.get("model_type") == "omnivoice":
             _import_omnivoice(files.name)
-    hint = "" if trust_remote_code else "a model that brings its own code needs `--trust-remote-code`"
     gguf = {"gguf_file": files.gguf} if files.gguf else {}
     with as_model_error(f"unknown architecture of model {files.name!r}", hint):
         config = transformers.AutoConfig.from_pretrained(files.folder, trust_remote_code=trust_remote_code, **gguf)
@@ -120,9 +130,14 @@ def _read_config(files: SourceFiles) -> dict[str, Any]:
     try:
         raw = json.loads((files.folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise ModelError(f"config.json of model {files.name!r} is not readable JSON: {e}") from e
+        raise ModelError(
+            f"config.json of model {files.name!r} is not readable JSON: {e}", hint="copy or download it again"
+        ) from e
     if not isinstance(raw, dict):
-        raise ModelError(f"config.json of model {files.name!r} holds a {type(raw).__name__}, wanted a mapping")
+        raise ModelError(
+            f"config.json of model {files.name!r} holds a {type(raw).__name__}, wanted a mapping",
+            hint="copy or download it again",
+        )
     return raw
 
 
@@ -156,7 +171,8 @@ def _load_tokenizer(files: SourceFiles, trust_remote_code: bool) -> PreTrainedTo
     if files.gguf is None and not any((files.folder / name).is_file() for name in names):
         return None
     gguf = {"gguf_file": files.gguf} if files.gguf else {}
-    with as_model_error(f"cannot load the tokenizer of model {files.name!r}"):
+    hint = "copy its tokenizer files again"
+    with as_model_error(f"cannot load the tokenizer of model {files.name!r}", hint):
         return AutoTokenizer.from_pretrained(files.folder, trust_remote_code=trust_remote_code, **gguf)
 
 
@@ -173,7 +189,10 @@ def _refuse_misfits(info: Any, name: str) -> None:
         if keys
     ]
     if missing or mismatched:
-        raise ModelError(f"the weights of model {name!r} do not fit its config.json: it {'; it '.join(problems)}")
+        raise ModelError(
+            f"the weights of model {name!r} do not fit its config.json: it {'; it '.join(problems)}",
+            hint="copy config.json and the weights of one and the same model into the folder",
+        )
 
 
 def _shapes_told(key: str, found: Any, wanted: Any) -> str:

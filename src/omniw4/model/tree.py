@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import nn
 
-from omniw4.errors import ModelError
+from omniw4.errors import ModelError, UsageError
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,20 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(f"{path}.{i}" if path else str(i), block) for i, block in enumerate(blocks)]
 
 
+def check_positions(model: nn.Module, seq_len: int) -> None:
+    """Refuse sequences longer than the model has positions: beyond them a model says nothing that is worth measuring.
+
+    Raises:
+        UsageError: its config has a ``max_position_embeddings`` below ``seq_len``.
+    """
+    longest = getattr(getattr(find_backbone(model)[1], "config", None), "max_position_embeddings", None)
+    if longest is not None and seq_len > longest:
+        raise UsageError(
+            f"sequences of {seq_len} tokens are longer than the {longest} positions the model was made for",
+            hint=f"take shorter ones with `--seq-len {longest}`",
+        )
+
+
 def find_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Every ``nn.Linear`` by its full path, in module order; a linear used at two places appears once."""
     return {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -51,12 +66,21 @@ def shapes(model: nn.Module) -> dict[str, LinearShape]:
     }
 
 
+def _is_weight(module: nn.Module) -> bool:
+    """Whether a module holds a matrix of its own."""
+    return any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+
+
 def _block_list(model: nn.Module) -> tuple[str, nn.ModuleList]:
     lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     sizes = [sum(linear.weight.numel() for linear in find_linears(blocks).values()) for _, blocks in lists]
     if max(sizes, default=0) == 0:
+        others = Counter(
+            type(module).__name__ for blocks in lists for module in blocks[1].modules() if _is_weight(module)
+        )
+        found = f": they are made of {', '.join(name for name, _ in others.most_common(3))}" if others else ""
         raise ModelError(
-            f"{type(model).__name__} has no repeated blocks made of nn.Linear",
+            f"{type(model).__name__} has no repeated blocks made of nn.Linear{found}",
             hint="omniw4 quantizes decoder models whose blocks consist of nn.Linear, such as Qwen3 and Llama",
         )
     return lists[sizes.index(max(sizes))]  # the outermost of equals: named_modules goes from the root

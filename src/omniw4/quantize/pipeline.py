@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from omniw4.config import Recipe
-from omniw4.errors import ModelError, StatsError
+from omniw4.errors import ModelError, NonFiniteError, StatsError
 from omniw4.quantize.layer import Linear, quantize_group
-from omniw4.quantize.plan import Plan, PlanEntry
+from omniw4.quantize.plan import Plan, PlanEntry, skip_flags
 from omniw4.tensors import LayerReport, LinearStats, QuantizedLinear
 
 WeightSource = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
@@ -29,6 +29,26 @@ class Progress:
     done: int  # linears finished, those of an earlier run included
     total: int
     report: LayerReport
+
+
+def check_finite(weights: Mapping[str, WeightSource], plan: Plan) -> None:
+    """Look at every weight and bias before the first is quantized: damage is told at once, all of it in one message.
+
+    Raises:
+        NonFiniteError: naming the linears that hold NaN or inf, and how many.
+    """
+    bad: dict[str, int] = {}
+    for entry in plan.quantized:
+        for tensor in weights[entry.path]():
+            if tensor is not None and (count := int((~torch.isfinite(tensor)).sum())):
+                bad[entry.path] = bad.get(entry.path, 0) + count
+    if bad:
+        shown = ", ".join(f"{path} ({count} values)" for path, count in list(bad.items())[:3])
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise NonFiniteError(
+            f"the weights of {len(bad)} linear{'s' * (len(bad) > 1)} hold NaN or inf: {shown}{more}",
+            hint=f"repair the model, or leave them as they are with {skip_flags(list(bad), weights)}",
+        )
 
 
 def quantize_model(

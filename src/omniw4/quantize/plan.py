@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from omniw4 import int4
 from omniw4.config import Override, Recipe
 from omniw4.errors import PlanError
-from omniw4.patterns import select
+from omniw4.patterns import globs_for, select
 from omniw4.tensors import LinearSpec
 
 _SHOWN = 5  # linears named in an error before the rest is counted
@@ -46,7 +46,8 @@ class PlanEntry:
         if self.spec is None:
             return 0
         n, k = self.out_features, self.in_features
-        codes, scales = n * k // 2, 2 * n * (k // int4.GROUP_SIZE)
+        codes, groups = n * k // 2, n * (k // int4.GROUP_SIZE)
+        scales = groups + 4 * n if self.spec.scale_type == "integer" else 2 * groups
         return codes + scales + 2 * self.spec.rank * (n + k) + (2 * k if self.spec.smooth else 0)
 
 
@@ -82,8 +83,23 @@ class Plan:
         weights = sum(entry.weights for entry in self.quantized)
         return 8 * self.bytes_after() / weights if weights else 0.0
 
+    def warnings(self) -> list[tuple[str, str]]:
+        """What is worth knowing before it is done: sentences, each with a hint."""
+        wide = [e for e in self.quantized if e.spec is not None and e.spec.rank > min(e.out_features, e.in_features)]
+        if not wide:
+            return []
+        widest = min(wide, key=lambda e: min(e.out_features, e.in_features))
+        most = min(widest.out_features, widest.in_features)
+        which = f"{len(wide)} linears, such as {widest.path}" if len(wide) > 1 else widest.path
+        sizes = f"{widest.out_features}×{widest.in_features}"
+        glob = globs_for([e.path for e in wide], [e.path for e in self.quantized])[0]
+        text = (
+            f"rank {widest.spec.rank if widest.spec else 0} is more than {which} ({sizes}) can have: the rest is zeros"
+        )
+        return [(text, f"save their space with `--override '{glob}:rank={most}'`")]
+
     def input_groups(self, group_of: Callable[[str], str] | None = None) -> list[list[PlanEntry]]:
-        """Quantized linears that go together: they share input, rotation and smoothing.
+        """Quantized linears that go together: they share input, rotation, smoothing and scale type.
 
         Groups come in the order in which the first of each appears.
 
@@ -94,7 +110,7 @@ class Plan:
         for entry in self.entries:
             if entry.spec is not None:
                 name = group_of(entry.path) if group_of is not None and self.needs_stats else entry.path
-                groups.setdefault((name, entry.spec.rotation, entry.spec.smooth), []).append(entry)
+                groups.setdefault((name, entry.spec.rotation, entry.spec.smooth, entry.spec.scale_type), []).append(entry)
         return list(groups.values())
 
     def peak_bytes(self, group_of: Callable[[str], str] | None = None) -> int:
@@ -119,6 +135,7 @@ class Plan:
             "bytes_after": self.bytes_after(),
             "effective_bits": self.effective_bits(),
             "peak_bytes": self.peak_bytes(group_of),
+            "warnings": [text for text, _ in self.warnings()],
         }
 
 
@@ -164,9 +181,13 @@ def make_plan(
         for path in select(override.pattern, kept, flag="--override"):
             specs[path] = apply_override(specs[path], override)
     if not kept:
+        used = dict.fromkeys(skipped_by[path] for path in paths if path in chosen)
         raise PlanError(
-            f"none of the model's {len(paths)} linears is to be quantized",
-            hint="--include takes patterns of linears outside the repeated blocks; look at the --skip patterns too",
+            f"none of the model's {len(paths)} linears is to be quantized"
+            + (f": --skip {', '.join(map(repr, used))} takes out all {len(chosen)} that would be" if used else ""),
+            hint="narrow --skip to the linears that are to stay as they are"
+            if used
+            else "--include takes patterns of linears outside the repeated blocks",
         )
     _check_groups({path: shapes[path] for path in kept}, recipe.group_size)
     reasons = {path: f"skipped by {pattern!r}" for path, pattern in skipped_by.items()}
@@ -196,6 +217,7 @@ def base_spec(recipe: Recipe) -> LinearSpec:
         rotation=recipe.rotation,
         smooth=recipe.smooth.strength > 0,
         act_clip=recipe.activations.clip,
+        scale_type=recipe.weights.scale_type,
     )
 
 
@@ -215,7 +237,7 @@ def _check_groups(shapes: Mapping[str, Shape], group_size: int) -> None:
         raise PlanError(
             f"group_size {group_size} does not divide in_features of {len(misfits)} linears: "
             f"{_listed(misfits, shapes)} ({sizes}{supported})",
-            hint="skip " + ("it" if len(misfits) == 1 else "them") + f" with --skip '{misfits[0]}'"
+            hint=f"leave {'it' if len(misfits) == 1 else 'all of them'} out with {skip_flags(misfits, shapes)}"
             if group_size == int4.GROUP_SIZE
             else f"set recipe.group_size to {int4.GROUP_SIZE}",
         )
@@ -224,6 +246,11 @@ def _check_groups(shapes: Mapping[str, Shape], group_size: int) -> None:
             f"group_size {group_size} is not supported, the kernels and the checkpoint have {int4.GROUP_SIZE}",
             hint=f"set recipe.group_size to {int4.GROUP_SIZE}",
         )
+
+
+def skip_flags(wanted: Sequence[str], paths: Iterable[str]) -> str:
+    """``--skip`` flags that leave out exactly these linears, for a hint."""
+    return " ".join(f"--skip '{glob}'" for glob in globs_for(wanted, paths))
 
 
 def _fitting_sizes(widths: Sequence[int]) -> list[int]:

@@ -57,7 +57,10 @@ def load(
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as e:
         reason = " ".join(str(e).split())[:300]
-        raise ModelError(f"cannot load checkpoint {checkpoint.folder.name!r}: {reason}") from e
+        raise ModelError(
+            f"cannot load checkpoint {checkpoint.folder.name!r}: {reason}",
+            hint="its config.json must be as `omniw4 quantize` wrote it, and the transformers one that knows the model",
+        ) from e
     return model.eval()
 
 

@@ -84,6 +84,21 @@ class OutputFolder:
                 raise
         return cls(out, partial, lock, overwrite, resumed, marker)
 
+    @staticmethod
+    def check(out: str | Path, *, overwrite: bool = False, marker: str | None = None) -> None:
+        """Refuse what :meth:`begin` is sure to refuse, making nothing: before slow work that ends there.
+
+        Raises:
+            OutputExistsError, OutputLockedError, StorageError: as :meth:`begin`.
+        """
+        out = Path(out).resolve()
+        partial = out.with_name(f"{out.name}.partial") if out.name else out
+        if not partial.is_dir() or partial == out:
+            _refuse_existing(out, overwrite, marker)
+            return
+        with explain_os_errors("open", partial):
+            os.close(_lock_folder(partial))
+
     def commit(self) -> Path:
         """Publish ``result`` as ``out`` in one step and remove ``partial``; returns ``out``.
 

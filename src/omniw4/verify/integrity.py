@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
 from omniw4 import repack
+from omniw4.errors import LayoutError
+from omniw4.repack import cache
 from omniw4.tensors import QuantizedLinear
 
 
@@ -32,6 +35,36 @@ def repack_losses(linear: QuantizedLinear, layouts: Iterable[str]) -> dict[str, 
         difference = first_difference(linear, back)
         if difference:
             losses[name] = difference
+    return losses
+
+
+def open_caches(folder: str | Path, checkpoint: cache.Source) -> tuple[list[cache.Cache], list[str]]:
+    """The packed caches beside a checkpoint that are made of its present content, and what is wrong with the others.
+
+    A cache of other content or of another version of its layout is never read, and is not judged.
+    """
+    caches, problems = [], []
+    for entry in cache.entries(folder):
+        if entry.layout in repack.LAYOUTS and entry.file == cache.cache_file(folder, entry.layout, checkpoint.hash):
+            try:
+                caches.append(cache.Cache.open(folder, checkpoint, entry.layout))
+            except LayoutError as e:
+                problems.append(e.message)
+    return caches, problems
+
+
+def cache_losses(path: str, linear: QuantizedLinear, caches: Iterable[cache.Cache]) -> dict[str, str]:
+    """What the packed caches hold of a linear otherwise than it is; see :func:`repack_losses`."""
+    losses = {}
+    for one in caches:
+        if path not in one.paths:
+            continue
+        try:
+            difference = first_difference(linear, one.unpack(path))
+        except LayoutError as e:
+            difference = e.message
+        if difference:
+            losses[f"cache {one.file.name}"] = difference
     return losses
 
 
