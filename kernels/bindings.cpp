@@ -290,6 +290,31 @@ void gemm_lora_up(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr
     raise_on_failure(status, "gemm_lora_up", {{"M", rows}, {"N", out_features}, {"K", in_features}, {"R", rank}});
 }
 
+void attention_varlen(uintptr_t qkv, uintptr_t cu_seqlens, uintptr_t out, int64_t rows, int64_t row_stride,
+                      int64_t out_stride, int sequences, int max_seqlen, int q_heads, int kv_heads, int head_dim,
+                      bool causal, float scale, const std::string& dtype, int device, uintptr_t stream) {
+    AttentionVarlenParams p{};
+    p.qkv = pointer<void>(qkv);
+    p.cu_seqlens = pointer<int32_t>(cu_seqlens);
+    p.out = pointer<void>(out);
+    p.rows = rows;
+    p.row_stride = row_stride;
+    p.out_stride = out_stride;
+    p.sequences = sequences;
+    p.max_seqlen = max_seqlen;
+    p.q_heads = q_heads;
+    p.kv_heads = kv_heads;
+    p.head_dim = head_dim;
+    p.causal = causal;
+    p.scale = scale;
+    p.dtype = dtype_of(dtype);
+    const DeviceGuard guard(device);
+    const Status status = launch_attention_varlen(p, pointer<CUstream_st>(stream));
+    raise_on_failure(
+        status, "attention_varlen",
+        {{"P", rows}, {"sequences", sequences}, {"Hq", q_heads}, {"Hkv", kv_heads}, {"head_dim", head_dim}});
+}
+
 // The kernel in "const char* omniw4::kernel_name() [with auto kernel = KERNEL]".
 std::string title(const char* spelled) {
     const std::string name = spelled;
@@ -400,6 +425,9 @@ PYBIND11_MODULE(w4a4ops, m) {
           "blocks).");
     m.def("integer_tile", &integer_tile, py::kw_only(), arg("rows"), arg("out_features"), arg("in_features"),
           arg("multiprocessors"), "The number of the tile that suits a shape.");
+    m.def("attention_varlen", &attention_varlen, py::kw_only(), arg("qkv"), arg("cu_seqlens"), arg("out"), arg("rows"),
+          arg("row_stride"), arg("out_stride"), arg("sequences"), arg("max_seqlen"), arg("q_heads"), arg("kv_heads"),
+          arg("head_dim"), arg("causal"), arg("scale"), arg("dtype"), arg("device"), arg("stream"));
 }
 
 }  // namespace omniw4
