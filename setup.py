@@ -5,5 +5,10 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages("src"), "omniw4.configs"],
     package_dir={"": "src", "omniw4.configs": "configs"},
-    package_data={"omniw4.configs": ["*.yaml"], "omniw4.roofline": ["*.yaml"], "omniw4._ext": ["*.so"]},
+    package_data={
+        "omniw4.configs": ["*.yaml"],
+        "omniw4.roofline": ["*.yaml"],
+        "omniw4.report": ["*.css"],
+        "omniw4._ext": ["*.so"],
+    },
 )

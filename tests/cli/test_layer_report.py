@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from omniw4.checkpoint.inspect import same_warnings
 from omniw4.cli import layer_report
 from omniw4.cli.output import Output
 from omniw4.tensors import LayerReport
@@ -49,7 +50,7 @@ def test_equal_warnings_are_said_once() -> None:
         report("b", warnings=["damping raised to 1.0e-2"]),
         report("c", warnings=["fell back to round-to-nearest"]),
     ]
-    assert layer_report.same_warnings(reports) == {
+    assert same_warnings(reports) == {
         "damping raised to 0.1": ["a", "b"],
         "only 5 tokens for 64 input features": ["a"],
         "fell back to round-to-nearest": ["c"],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from omniw4.checkpoint.header import TensorFile, read_header
 from omniw4.checkpoint.reader import Checkpoint
@@ -75,6 +77,27 @@ def summarize(path: str | Path) -> Summary:
         return _summarize_checkpoint(Checkpoint.open(path))
     file = read_header(path)
     return Summary("file", path.name, _rows(file), {path.name: file.nbytes}, file.nbytes, file.metadata)
+
+
+class Warned(Protocol):
+    """A row of a summary, or a report."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def warnings(self) -> list[str]: ...
+
+
+def same_warnings(rows: Iterable[Warned]) -> dict[str, list[str]]:
+    """Every warning once, with the paths that have it; texts that differ in numbers alone count as one."""
+    paths: dict[str, list[str]] = {}
+    shown: dict[str, str] = {}
+    for row in rows:
+        for text in row.warnings:
+            kind = re.sub(r"[0-9][0-9.e+-]*", "#", text)
+            paths.setdefault(shown.setdefault(kind, text), []).append(row.path)
+    return paths
 
 
 def _summarize_checkpoint(checkpoint: Checkpoint) -> Summary:

@@ -18,7 +18,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from omniw4 import __version__
-from omniw4.cli import bench, calibrate, doctor, export, inspect, options, quantize, repack, roofline, verify
+from omniw4.cli import (
+    bench,
+    calibrate,
+    doctor,
+    export,
+    inspect,
+    options,
+    profile,
+    quantize,
+    repack,
+    report,
+    roofline,
+    verify,
+)
 from omniw4.cli.output import print_error
 from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, OmniW4Error
 
@@ -61,6 +74,8 @@ for _verb, _module in {
     "verify": verify,
     "bench": bench,
     "inspect": inspect,
+    "profile": profile,
+    "report": report,
     "export": export,
     "roofline": roofline,
     "doctor": doctor,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from omniw4 import __version__
@@ -56,20 +55,11 @@ def warn(reports: list[LayerReport], output: Output) -> None:
         )
     if len(low) > _SHOWN:
         output.warn(f"{len(low) - _SHOWN} more linears are below {LOW_SQNR_DB:.0f} dB; the table above has them")
+    from omniw4.checkpoint.inspect import same_warnings
+
     for text, paths in same_warnings(reports).items():
         where = paths[0] if len(paths) == 1 else f"{len(paths)} linears, such as {paths[0]}"
         output.warn(f"{where}: {text}")
-
-
-def same_warnings(reports: list[LayerReport]) -> dict[str, list[str]]:
-    """Every warning once, with the paths that have it; texts that differ in numbers alone count as one."""
-    paths: dict[str, list[str]] = {}
-    shown: dict[str, str] = {}
-    for r in reports:
-        for text in r.warnings:
-            kind = re.sub(r"[0-9][0-9.e+-]*", "#", text)
-            paths.setdefault(shown.setdefault(kind, text), []).append(r.path)
-    return paths
 
 
 def summary(

@@ -1,0 +1,133 @@
+"""Everything a report says, as one JSON-like document; the HTML and Markdown pages print it and know nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import omniw4
+from omniw4.checkpoint import Checkpoint, Summary, summarize
+from omniw4.checkpoint.inspect import same_warnings
+from omniw4.report.results import Result, beside, read_all
+from omniw4.storage.files import without_nan
+
+WORST = 10
+
+
+def collect(folder: str | Path, results: Sequence[str] = ()) -> dict[str, Any]:
+    """The document of one checkpoint.
+
+    Args:
+        results: files that verbs printed with ``--json``, read by :func:`omniw4.report.results.read`; those in the
+            checkpoint's own folder are found without being named.
+
+    Raises:
+        CheckpointError: the folder breaks a rule of docs/checkpoint-format.md.
+        UsageError: a file of results cannot be read.
+    """
+    summary = summarize(folder)
+    checkpoint = Checkpoint.open(folder)
+    found = read_all([*beside(Path(folder)), *results])
+    mine = {result.kind: result.document for result in found if not result.label}
+    layers = _layers(summary, mine.get("verify"))
+    document = {
+        "omniw4": omniw4.__version__,
+        "name": summary.name,
+        "hash": summary.hash,
+        "passed": mine["verify"]["passed"] if "verify" in mine else None,
+        "gates": mine.get("verify", {}).get("gates", []),
+        "sizes": _sizes(summary, checkpoint),
+        "settings": _settings(summary),
+        "quality": [_quality(result) for result in found if result.kind == "verify"],
+        "layers": layers,
+        "worst": sorted(layers, key=_error, reverse=True)[:WORST],
+        "skipped": summary.skipped,
+        "recipe": summary.recipe,
+        "provenance": summary.provenance,
+        "files": {file.path.name: file.nbytes for file in checkpoint.files},
+        "warnings": _warnings(summary, mine.get("verify")),
+        **{kind: mine.get(kind) for kind in ("bench", "profile", "roofline")},
+    }
+    plain: dict[str, Any] = without_nan(document)
+    return plain
+
+
+def _sizes(summary: Summary, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Bytes of the quantized linears by what they are spent on, against 16 bits."""
+    parts = {"codes": 0, "scales": 0, "low-rank branch": 0, "smoothing and biases": 0}
+    names = {"qweight": "codes", "w_scales": "scales", "row_scales": "scales", "proj_down": "low-rank branch",
+             "proj_up": "low-rank branch"}  # fmt: skip
+    others = set(checkpoint.other_names)
+    for row in summary.tensors:
+        if row.name not in others:
+            parts[names.get(row.name.rpartition(".")[2], "smoothing and biases")] += row.bytes
+    return {
+        "quantized_bytes": summary.quantized_bytes,
+        "original_bytes": summary.original_bytes,
+        "other_bytes": summary.other_bytes,
+        "total_bytes": summary.total_bytes,
+        "effective_bits": summary.effective_bits,
+        "parts": parts,
+    }
+
+
+def _settings(summary: Summary) -> list[dict[str, Any]]:
+    """The kinds of quantized linears there are, the commonest first."""
+    scale_type = summary.quantization_config.get("scale_type", "float16")
+    kinds: dict[tuple[Any, ...], int] = {}
+    for row in summary.layers:
+        key = (row.act_bits, row.rank, row.rotation)
+        kinds[key] = kinds.get(key, 0) + 1
+    return [
+        {"act_bits": bits, "rank": rank, "rotation": rotation, "scale_type": scale_type, "linears": count}
+        for (bits, rank, rotation), count in sorted(kinds.items(), key=lambda item: -item[1])
+    ]
+
+
+def _quality(result: Result) -> dict[str, Any]:
+    verdict = result.document
+    return {
+        "recipe": result.label,  # empty: the checkpoint of this report
+        "perplexity": verdict["perplexity"],
+        "kl": verdict["kl"],
+        "argmax_agreement": verdict["argmax_agreement"],
+        "hidden_error": verdict.get("hidden_error"),
+        "effective_bits": verdict.get("effective_bits"),
+        "passed": verdict["passed"],
+        "ran": f"{verdict.get('path', '-')} on {verdict.get('device', '-')}, {verdict.get('dtype') or '-'}",
+    }
+
+
+def _layers(summary: Summary, verdict: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A row for each quantized linear; with a verdict also its error on held-out inputs, activations quantized."""
+    held_out = {row["path"]: row for row in (verdict or {}).get("layers", [])}
+    rows = []
+    for row in summary.layers:
+        judged = held_out.get(row.path, {})
+        rows.append(
+            {
+                "path": row.path, "out_features": row.out_features, "in_features": row.in_features,
+                "method": row.method, "act_bits": row.act_bits, "rank": row.rank, "bits": row.bits,
+                "relative_error": row.relative_error, "data_free_error": row.rtn_error, "sqnr_db": row.sqnr_db,
+                "rank_energy": row.rank_energy, "held_out_error": judged.get("relative_error"),
+                "held_out_sqnr_db": judged.get("sqnr_db"), "warnings": row.warnings,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _error(row: dict[str, Any]) -> float:
+    """What the worst linears are chosen by: the error on held-out inputs, or else on the calibration's."""
+    for key in ("held_out_error", "relative_error"):
+        if row[key] is not None and row[key] == row[key]:
+            return float(row[key])
+    return float("inf")
+
+
+def _warnings(summary: Summary, verdict: dict[str, Any] | None) -> list[str]:
+    of_layers = []
+    for text, paths in same_warnings(summary.layers).items():
+        where = paths[0] if len(paths) == 1 else f"{len(paths)} linears, such as {paths[0]}"
+        of_layers.append(f"{where}: {text}")
+    return [*of_layers, *(verdict or {}).get("warnings", [])]

@@ -1,0 +1,79 @@
+"""Results of other verbs, as their ``--json`` printed them: which verb wrote a document, and reading it. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omniw4.errors import UsageError
+
+# what only the document of this verb has
+_KEYS = {
+    "verify": {"gates", "perplexity", "argmax_agreement"},
+    "bench": {"environment", "ops", "ceiling"},
+    "profile": {"environment", "engines"},
+    "roofline": {"gpu", "rows", "total"},
+}
+KINDS = tuple(_KEYS)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A document of one verb; ``label`` names another recipe, and is empty for the checkpoint of the report."""
+
+    kind: str
+    label: str
+    document: dict[str, Any]
+
+
+def read(text: str) -> Result:
+    """``verify.json``, or ``rtn=rtn.json`` for the same verb on another recipe's checkpoint.
+
+    Raises:
+        UsageError: no such file, no JSON, or no document of a verb that a report shows.
+    """
+    label, equals, name = text.rpartition("=")
+    path = Path(name)
+    if equals and not path.is_file() and Path(text).is_file():
+        label, path = "", Path(text)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        hint = "save what `omniw4 verify DIR --model MODEL --json` prints"
+        raise UsageError(f"cannot read results {str(path)!r}: {e.strerror or e}", hint=hint) from e
+    except ValueError as e:
+        raise UsageError(f"results {str(path)!r} are not JSON: {e}", hint="save what a verb prints with --json") from e
+    kind = kind_of(document)
+    if kind is None:
+        message = f"results {str(path)!r} are of none of the verbs {', '.join(KINDS)}"
+        raise UsageError(message, hint="save what a verb prints with --json")
+    if label and kind != "verify":
+        raise UsageError(
+            f"results {text!r} name another recipe, and are of {kind}", hint="only verdicts of verify are compared"
+        )
+    return Result(kind, label, document)
+
+
+def kind_of(document: Any) -> str | None:
+    """The verb that printed a document; None for anything else."""
+    if not isinstance(document, dict):
+        return None
+    return next((kind for kind, keys in _KEYS.items() if keys <= document.keys()), None)
+
+
+def beside(folder: Path) -> list[str]:
+    """Results that lie in the checkpoint's folder: verify.json, bench.json, profile.json, roofline.json."""
+    return [str(folder / f"{kind}.json") for kind in KINDS if (folder / f"{kind}.json").is_file()]
+
+
+def read_all(texts: Iterable[str]) -> list[Result]:
+    """Read several; a later document of the same kind and label takes the place of an earlier one."""
+    found: dict[tuple[str, str], Result] = {}
+    for text in texts:
+        result = read(text)
+        found.pop((result.kind, result.label), None)
+        found[result.kind, result.label] = result
+    return list(found.values())

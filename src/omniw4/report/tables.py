@@ -1,0 +1,190 @@
+"""The tables of a report as headers and rows of text, for both pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+NONE = "–"  # where there is no number
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class Table:
+    """``mine``: index of the row that is about the checkpoint of the report, if one is."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    mine: int | None = None
+
+
+def number(value: Any, form: str, otherwise: str = NONE) -> str:
+    """A finite number in a format; something else where there is none."""
+    return format(value, form) if isinstance(value, int | float) and math.isfinite(value) else otherwise
+
+
+def size(count: float) -> str:
+    if count >= _GIB:
+        return f"{count / _GIB:.2f} GiB"
+    return f"{count / _MIB:.1f} MiB" if count >= _MIB / 10 else f"{count / 1024:.1f} KiB"
+
+
+def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures a reader looks for first: (value, what it is)."""
+    sizes = document["sizes"]
+    before, after = sizes["original_bytes"], sizes["quantized_bytes"]
+    found = [
+        (
+            number(before / after if after else None, ".1f") + "×",
+            f"smaller: {size(before)} of linears to {size(after)}",
+        ),
+        (number(sizes["effective_bits"], ".2f"), "bits a weight, scales and low-rank branch included"),
+    ]
+    mine = next((row for row in document["quality"] if not row["recipe"]), None)
+    if mine is not None:
+        p = mine["perplexity"]
+        if p["ratio"] is not None:
+            found.append((f"×{p['ratio']:.3f}", f"perplexity: {p['reference']:.2f} to {p['quantized']:.2f}"))
+        found.append((number(mine["kl"], ".3f"), "KL divergence from the original, nats a token"))
+        found.append((number(mine["argmax_agreement"], ".1%"), "equal first choices"))
+    return found
+
+
+def quality(document: dict[str, Any]) -> Table | None:
+    rows = document["quality"]
+    if not rows:
+        return None
+    header = ("recipe", "reference", "quantized", "ratio", "KL", "equal first choices", "bits a weight", "gates")
+    body = [
+        (
+            row["recipe"] or "this checkpoint", number(row["perplexity"]["reference"], ".2f"),
+            number(row["perplexity"]["quantized"], ".2f"), number(row["perplexity"]["ratio"], ".3f"),
+            number(row["kl"], ".3f"), number(row["argmax_agreement"], ".1%"), number(row["effective_bits"], ".2f"),
+            "passed" if row["passed"] else "failed",
+        )
+        for row in rows
+    ]  # fmt: skip
+    mine = next((i for i, row in enumerate(rows) if not row["recipe"]), None)
+    return Table(header, body, "Perplexity on text that was not calibrated on; " + f"ran: {rows[0]['ran']}.", mine)
+
+
+def linears(rows: Sequence[dict[str, Any]]) -> Table:
+    header = ["linear", "shape", "how", "act", "rank", "bits", "error", "data-free", "SQNR dB", "held-out error"]
+    body = [
+        [
+            *(row["path"], f"{row['out_features']}×{row['in_features']}", row["method"], str(row["act_bits"])),
+            *(str(row["rank"]), f"{row['bits']:.2f}", number(row["relative_error"], ".5f")),
+            *(
+                number(row["data_free_error"], ".5f"),
+                number(row["sqnr_db"], ".1f"),
+                number(row["held_out_error"], ".5f"),
+            ),
+        ]
+        for row in rows
+    ]
+    shown = [i for i in range(len(header)) if i < 7 or any(row[i] != NONE for row in body)]
+    return Table([header[i] for i in shown], [[row[i] for i in shown] for row in body])
+
+
+def bench(document: dict[str, Any]) -> list[tuple[str, Table]]:
+    """Tables of a benchmark: ops and whole models."""
+    result = document["bench"]
+    found = []
+    if result.get("ops"):
+        header = ("op", "M", "N", "K", "µs", "TOPS", "GB/s", "of the roofline", "vs 16 bits")
+        ops = [
+            (
+                *(row["op"], str(row["m"]), str(row["n"]), str(row["k"]), _us(row["timing"])),
+                *(number(row["tops"], ".3f"), number(row["gbs"], ".2f"), number(row["roofline"], ".0%")),
+                _times(row["vs_fp16"]),
+            )
+            for row in result["ops"]
+        ]
+        found.append(("Ops", Table(header, ops)))
+    if result.get("model"):
+        columns = ("forward", "mode", "ms quantized", "ms original", "vs original")
+        models = [
+            (
+                *(f"{row['batch']}×{row['seq_len']}", row["mode"], _ms(row["quantized"]), _ms(row["original"])),
+                _times(row["vs_original"]),
+            )
+            for row in result["model"]
+        ]
+        found.append(("Whole forwards", Table(columns, models)))
+    return found
+
+
+def profile(document: dict[str, Any]) -> Table:
+    """Kinds of kernels down, engines across."""
+    engines = document["profile"]["engines"]
+    kinds = list(dict.fromkeys(row["kind"] for engine in engines for row in engine["breakdown"]))
+    header = ("kind", *(f"{e['name']}: {what}" for e in engines for what in ("ms", "share", "calls")))
+    rows = []
+    for kind in kinds:
+        cells: list[str] = []
+        for engine in engines:
+            row: dict[str, Any] = next((r for r in engine["breakdown"] if r["kind"] == kind), {})
+            cells += [number(row.get("ms"), ".3f"), number(row.get("share"), ".1%"), number(row.get("count"), ".0f")]
+        rows.append((kind, *cells))
+    total: list[str] = []
+    for engine in engines:
+        idle = f"idle {number(engine['idle_share'], '.1%')}"
+        total += [number(engine["step_ms"], ".3f"), idle, f"{engine['kernels']:.0f} kernels"]
+    return Table(header, [*rows, ("a step", *total)])
+
+
+def roofline(document: dict[str, Any]) -> Table:
+    result = document["roofline"]
+    widths = ("fp16", "fp8", "w4a8", "w4a4")
+    header = ("op", "×", "shape", "GFLOP", "FLOP/byte", "bound", *(f"{w.upper()} µs" for w in widths))
+    rows = [
+        (
+            *(row["op"], str(row["count"]), row["shape"], f"{row['ops'] * 1e-9:.2f}", f"{row['intensity']:.0f}"),
+            *(row["bound"], *(number((row["times"][w] or {}).get("predicted_us"), ".1f") for w in widths)),
+        )
+        for row in result["rows"]
+    ]
+    totals = (number((result["total"][w]["predicted_us"] or math.nan) / 1000, ".3f") for w in widths)
+    rows.append(("forward, ms", "", "", "", "", "", *totals))
+    return Table(header, rows, f"{result['tokens']} tokens on {result['gpu']['name']}, predicted.")
+
+
+def provenance(document: dict[str, Any]) -> list[tuple[str, str]]:
+    origin = document["provenance"]
+    source, calibration = origin.get("source") or {}, origin.get("calibration")
+    found = [
+        ("made from", f"{source.get('name') or NONE} · hash {str(source.get('hash') or NONE)[:16]}"),
+        ("made by", f"omniw4 {origin.get('omniw4_version', NONE)}, format {origin.get('format_version', NONE)}"),
+        ("content hash", document["hash"]),
+        ("files", ", ".join(f"{name} ({size(count)})" for name, count in document["files"].items())),
+    ]
+    if calibration:
+        data = calibration.get("data") or {}
+        told = (
+            f"{data.get('dataset') or NONE} · {data.get('samples')}×{data.get('seq_len')} · {data.get('tokens')} tokens"
+        )
+        found.insert(1, ("calibrated on", told))
+    else:
+        found.insert(1, ("calibrated on", "nothing (data-free)"))
+    for kind in document["settings"]:
+        scales = "" if kind["scale_type"] == "float16" else f", {kind['scale_type']} scales"
+        told = f"W4A{kind['act_bits']} in groups of 64, rank {kind['rank']}, rotation {kind['rotation']}{scales}"
+        found.append((f"{kind['linears']} linears", told))
+    if document["skipped"]:
+        found.append(("as they were", f"{len(document['skipped'])} linears"))
+    return found
+
+
+def _us(timing: dict[str, Any] | None) -> str:
+    return number(timing["median_us"], ".1f") if timing else NONE
+
+
+def _times(speedup: float | None) -> str:
+    return NONE if speedup is None else f"{speedup:.2f}×"
+
+
+def _ms(timing: dict[str, Any] | None) -> str:
+    return number(timing["median_us"] / 1000, ".2f") if timing else NONE

@@ -1,0 +1,174 @@
+"""What a report says, from documents that are made up, and that nothing in it can break the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omniw4 import report
+from omniw4.errors import OutputExistsError, UsageError
+from omniw4.report import html, markdown, plots, results
+from omniw4.tensors import LinearSpec
+from tiny_models import qwen3, write_checkpoint
+
+VERDICT: dict[str, Any] = {
+    "passed": False,
+    "gates": [
+        {"name": "max_kl", "passed": False, "value": 0.3, "relation": "<=", "limit": 0.1, "detail": "too <much>"}
+    ],
+    "layers": [{"path": "model.layers.0.mlp.up_proj", "relative_error": 0.031, "sqnr_db": 15.1}],
+    "perplexity": {"reference": 13.89, "quantized": 17.04, "ratio": 1.2268, "reason": ""},
+    "kl": 0.24, "argmax_agreement": 0.762, "effective_bits": 5.01, "device": "cpu", "path": "reference",
+    "dtype": "float32", "warnings": ["BOS <differs> & more"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose name is hostile to HTML and Markdown."""
+    work = tmp_path_factory.mktemp("report")
+    write_checkpoint(qwen3(), work, LinearSpec(rank=8))
+    return (work / "checkpoint").rename(work / "a<b>&'c'|d_e_")
+
+
+@pytest.fixture(scope="module")
+def verdict(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("results") / "verify.json"
+    file.write_text(json.dumps(VERDICT), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path, verdict: Path) -> dict[str, Any]:
+    return report.collect(folder, [str(verdict), f"rtn={verdict}"])
+
+
+def test_the_three_files_say_the_same(document: dict[str, Any], tmp_path: Path) -> None:
+    out = report.write(document, tmp_path / "report")
+    assert json.loads((out / "report.json").read_text()) == document
+    page, text = (out / "report.html").read_text(), (out / "report.md").read_text()
+    for figure in ("×1.227", "0.240", "76.2%", "this checkpoint", "rtn", "0.03100", "max_kl", "hadamard64"):
+        assert figure in page
+        assert figure in text.replace("\\", "")
+
+
+def test_the_page_is_well_formed_and_escaped(document: dict[str, Any]) -> None:
+    page = html.page(document)
+    body = page[page.index("<main>") : page.index("</main>") + len("</main>")]
+    root = ElementTree.fromstring(body)  # every tag closed, every ampersand escaped
+    assert "".join(root.find("h1").itertext()) == document["name"] == "a<b>&'c'|d_e_"  # type: ignore[union-attr]
+    assert "too <much>" in "".join(root.itertext())
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}svg"))) + len(list(root.iter("svg"))) >= 3
+
+
+def test_the_page_fetches_nothing_and_runs_nothing(document: dict[str, Any]) -> None:
+    page = html.page(document)
+    assert "<script" not in page
+    assert not re.search(r"\son\w+=", page)
+    links = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert all(link.startswith(("#", "data:")) for link in links), links
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_plots_take_the_page_s_colours_and_share_no_names(document: dict[str, Any]) -> None:
+    page = html.page(document)
+    drawn = page[page.index("</style>") :]
+    svgs = re.findall(r"<svg.*?</svg>", drawn, re.DOTALL)
+    assert not [colour for svg in svgs for colour in re.findall(r"#(?:0[1-3]){3}|#0a0a\w\w", svg)]
+    assert "var(--series-0)" in drawn
+    assert "var(--text)" in drawn
+    names = re.findall(r'\bid="([^"]+)"', drawn)
+    assert len(names) == len(set(names))
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', drawn))
+    assert used <= set(names)
+    defined = set(re.findall(r"(--[\w-]+):", page))
+    assert set(re.findall(r"var\((--[\w-]+)\)", page)) <= defined
+
+
+def test_the_same_document_gives_the_same_bytes(document: dict[str, Any]) -> None:
+    assert html.page(document) == html.page(document)
+
+
+def test_bytes_by_part_are_all_the_bytes(document: dict[str, Any]) -> None:
+    sizes = document["sizes"]
+    assert sum(sizes["parts"].values()) == sizes["quantized_bytes"]
+    assert sizes["quantized_bytes"] + sizes["other_bytes"] <= sizes["total_bytes"]
+
+
+def test_the_worst_linear_is_chosen_on_held_out_inputs(document: dict[str, Any], folder: Path) -> None:
+    assert document["worst"][0]["path"] == "model.layers.0.mlp.up_proj"
+    assert document["worst"][0]["held_out_error"] == 0.031
+    without = report.collect(folder)
+    assert without["passed"] is None
+    assert without["quality"] == []
+    assert "Quality" not in html.page(without, with_plots=False)
+
+
+def test_results_beside_the_checkpoint_are_found(folder: Path) -> None:
+    (folder / "verify.json").write_text(json.dumps(VERDICT), encoding="utf-8")
+    try:
+        assert report.collect(folder)["passed"] is False
+    finally:
+        (folder / "verify.json").unlink()
+
+
+def test_a_label_names_another_recipe(verdict: Path) -> None:
+    assert (results.read(f"rtn={verdict}").label, results.read(str(verdict)).label) == ("rtn", "")
+    odd = verdict.with_name("a=b.json")
+    odd.write_text(json.dumps(VERDICT), encoding="utf-8")
+    assert results.read(str(odd)).label == "", "a file whose name has an equals sign"
+
+
+@pytest.mark.parametrize(
+    ("content", "word"), [("{", "are not JSON"), ("[]", "none of the verbs"), ('{"a": 1}', "none of the verbs")]
+)
+def test_results_that_are_none(tmp_path: Path, content: str, word: str) -> None:
+    (tmp_path / "x.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match=word):
+        results.read(str(tmp_path / "x.json"))
+    with pytest.raises(UsageError, match="cannot read"):
+        results.read(str(tmp_path / "missing.json"))
+
+
+def test_without_matplotlib_the_error_says_what_helps(
+    monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], tmp_path: Path
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match="matplotlib") as caught:
+        report.write(document, tmp_path / "report")
+    assert "--no-plots" in caught.value.hint
+    assert not (tmp_path / "report").exists()
+    report.write(document, tmp_path / "report", with_plots=False)
+
+
+def test_only_an_earlier_report_is_replaced(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(OutputExistsError):
+        report.write(document, tmp_path / "mine", with_plots=False)
+    for _ in range(2):
+        report.write(document, tmp_path / "report", with_plots=False)
+
+
+def test_markdown_tables_have_equal_rows(document: dict[str, Any]) -> None:
+    columns = 0
+    for line in markdown.page(document).splitlines():
+        if not line.startswith("|"):
+            columns = 0
+            continue
+        cells = len(re.findall(r"(?<!\\)\|", line))
+        assert columns in (0, cells), line
+        columns = cells
+
+
+def test_a_linear_without_a_block_number_has_a_role() -> None:
+    assert plots.role_of("model.layers.11.mlp.up_proj") == ("up_proj", 11)
+    assert plots.role_of("lm_head") == ("lm_head", 0)
