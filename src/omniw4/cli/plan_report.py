@@ -16,13 +16,19 @@ _OVERHEAD = 2.0  # measured time over that of the operations counted here (SmolL
 
 
 def document(
-    plan: Plan, recipe: Recipe, group_of: Callable[[str], str] | None, weights_total: int, device: str
+    plan: Plan,
+    recipe: Recipe,
+    group_of: Callable[[str], str] | None,
+    weights_total: int,
+    resident: int,
+    device: str,
 ) -> dict[str, Any]:
     """The plan as ``--json`` prints it.
 
     Args:
         group_of: name of the input a linear reads, when the statistics are known.
         weights_total: parameters of the whole model.
+        resident: bytes of it that are in memory while it is quantized; 0 where its tensors are read when needed.
         device: what the maths will run on; the time is estimated by trying it.
     """
     model = weights_total * plan.source_bytes_per_weight
@@ -33,7 +39,8 @@ def document(
         "skipped": len(plan.skipped),
         "model_bytes_before": model,
         "model_bytes_after": finished,
-        "peak_memory_bytes": model + plan.peak_bytes(group_of),
+        "resident_bytes": resident,
+        "peak_memory_bytes": resident + plan.peak_bytes(group_of),
         "disk_bytes": finished + plan.bytes_after(),
         "estimated_seconds": round(_seconds(plan.input_groups(group_of), recipe, device)),
         "recipe": recipe.model_dump(mode="json"),
@@ -50,12 +57,13 @@ def text(plan: Plan, told: dict[str, Any]) -> str:
         stored = e.stored_bytes() if s else source
         rows.append((e.path, f"{e.out_features}×{e.in_features}", done, size(source), size(stored)))
     before, after = size(told["model_bytes_before"]), size(told["model_bytes_after"])
+    whose = "the model and" if told["resident_bytes"] else "the model is read from disk tensor by tensor;"
     facts = [
         ("linears", f"{told['quantized']} quantized, {told['skipped']} as they are"),
         ("model", f"{before} before, {after} after, {told['effective_bits']:.2f} bits a quantized weight"),
         (
             "peak memory",
-            f"about {size(told['peak_memory_bytes'])}: the model and one group's working set, besides Python and torch",
+            f"about {size(told['peak_memory_bytes'])}: {whose} one group's working set, besides Python and torch",
         ),
         ("disk", f"{size(told['disk_bytes'])} while it runs, {after} when it is done"),
         ("time", f"about {clock(told['estimated_seconds'])}"),

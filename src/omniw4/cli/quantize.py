@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +17,13 @@ from omniw4.cli.output import Output
 from omniw4.errors import OmniW4Error, StatsError, UsageError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from omniw4.calibrate import Stats
     from omniw4.config import Recipe
     from omniw4.model import LoadedModel
+    from omniw4.quantize.pipeline import WeightSource
     from omniw4.quantize.plan import Plan
     from omniw4.storage import OutputFolder
 
@@ -79,6 +84,7 @@ def command(
     options.check_device(device)
     models.check_dtype(dtype)
     shard_size = parse_size(max_shard_size)
+    opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
     if out is not None and not dry_run:
         storage.OutputFolder.check(out, overwrite=overwrite, marker=_MARKER)
     skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
@@ -89,7 +95,9 @@ def command(
         output.warn(text, hint)
     if out is None or dry_run:
         total = sum(p.numel() for p in skeleton.parameters())
-        told = plan_report.document(plan, recipe, found.group_of if found else None, total, device)
+        streamed = models.stream(model, **opening) if not recipe.distill.steps else None
+        resident = models.resident_bytes(skeleton, dtype) if streamed is None else 0
+        told = plan_report.document(plan, recipe, found.group_of if found else None, total, resident, device)
         output.result(plan_report.text(plan, told), told)
         return
     del skeleton
@@ -106,8 +114,13 @@ def command(
         "dtype": dtype,
     }
 
-    def load() -> LoadedModel:
-        return models.load(model, dtype=dtype, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
+    def load() -> tuple[LoadedModel, dict[str, WeightSource]]:
+        streamed = models.stream(model, **opening) if not recipe.distill.steps else None
+        if streamed is not None:
+            return streamed.loaded, {e.path: partial(streamed.linear, e.path) for e in plan.quantized}
+        loaded = models.load(model, **opening)
+        linears = models.find_linears(loaded.model)
+        return loaded, {e.path: partial(_weights_of, linears[e.path]) for e in plan.quantized}
 
     with (
         storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, resume=resume, marker=_MARKER) as folder,
@@ -119,7 +132,7 @@ def command(
 
 
 def _quantize(
-    load: Callable[[], LoadedModel],
+    load: Callable[[], tuple[LoadedModel, dict[str, WeightSource]]],
     folder: OutputFolder,
     plan: Plan,
     recipe: Recipe,
@@ -131,7 +144,6 @@ def _quantize(
 ) -> tuple[dict[str, Any], str]:
     """The run between the checks and the result: document and text of it, ``OUT`` standing for the folder."""
     from omniw4.checkpoint import Checkpoint, LayerStore, assemble
-    from omniw4.model import find_linears
     from omniw4.quantize.pipeline import Progress, check_finite, quantize_model
 
     began = time.monotonic()
@@ -141,13 +153,8 @@ def _quantize(
         output.note(f"resuming: {len(done)} of {len(plan.quantized)} linears are done and skipped")
     elif folder.resumed:
         output.note("resuming: no linear was finished, all are made")
-    loaded = load()
+    loaded, weights = load()
     output.note(layer_report.headline(recipe, plan, device))
-    linears = find_linears(loaded.model)
-    weights = {
-        e.path: (lambda linear=linears[e.path]: (linear.weight.detach(), _detached(linear.bias)))
-        for e in plan.quantized
-    }
     check_finite(weights, plan)
     with output.progress("quantizing") as bar:
         bar.start_at(len(done))
@@ -237,5 +244,5 @@ def _open_stats(folder: Path | None, plan: Plan, model_hash: str, name: str, *, 
     return stats
 
 
-def _detached(tensor: Any) -> Any:
-    return None if tensor is None else tensor.detach()
+def _weights_of(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()

@@ -7,6 +7,7 @@ verbs agree on the full module paths. The *backbone* is the module that holds th
 
 from omniw4.model.files import hash_source, source_hash
 from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load, skeleton
+from omniw4.model.streaming import StreamedModel, resident_bytes, stream
 from omniw4.model.tree import (
     LinearShape,
     block_linears,
@@ -21,6 +22,7 @@ __all__ = [
     "DTYPES",
     "LinearShape",
     "LoadedModel",
+    "StreamedModel",
     "block_linears",
     "check_dtype",
     "check_positions",
@@ -29,7 +31,9 @@ __all__ = [
     "find_linears",
     "hash_source",
     "load",
+    "resident_bytes",
     "shapes",
     "skeleton",
     "source_hash",
+    "stream",
 ]
