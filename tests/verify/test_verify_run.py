@@ -10,8 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from omniw4 import verify
 from omniw4.calibrate.dataset import tokenize
+from omniw4.checkpoint import Checkpoint
+from omniw4.checkpoint.header import read_header
 from omniw4.config import Gates, Verify
 from omniw4.errors import CheckpointError, DatasetError, UsageError
+from omniw4.repack import cache
 from tiny_checkpoint import make_checkpoint, make_model, make_tokenizer
 
 SETTINGS = Verify(windows=3, seq_len=48)
@@ -308,3 +311,23 @@ def test_untouched_tensors_are_held_once(folders):
     shared = [name for name, p in quantized.named_parameters() if p.data_ptr() == pairs[name].data_ptr()]
     assert "model.embed_tokens.weight" in shared
     assert len(shared) == len(list(quantized.parameters()))
+
+
+def test_a_packed_cache_beside_the_checkpoint_is_compared_with_it(folders, tmp_path):
+    """A flipped code in the cache, whose header is whole, would be run by the kernels without a word."""
+    checkpoint = copy(folders[0], tmp_path / "checkpoint")
+    report = cache.write(checkpoint, Checkpoint.open(checkpoint), "mma_s8")
+    short = {"settings": Verify(windows=1, seq_len=16), "layer_tokens": 0}
+    assert verify.run(checkpoint, folders[1], **short).passed
+    data = bytearray(report.file.read_bytes())
+    data[read_header(report.file).tensors[f"{DOWN}.qweight"].begin] ^= 1
+    report.file.write_bytes(data)
+    found = gate(verify.run(checkpoint, folders[1], **short), "repack_identity")
+    assert not found.passed
+    assert found.detail == f"{DOWN}: cache {report.file.name} qweight[0, 0]"
+    report.file.write_bytes(data[:-100])
+    found = gate(verify.run(checkpoint, folders[1], **short), "repack_identity")
+    assert not found.passed
+    assert "cannot be read" in found.detail
+    cache.write(checkpoint, Checkpoint.open(checkpoint), "mma_s8")
+    assert verify.run(checkpoint, folders[1], **short).passed
