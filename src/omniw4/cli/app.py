@@ -30,6 +30,7 @@ from omniw4.cli import (
     repack,
     report,
     roofline,
+    sensitivity,
     verify,
 )
 from omniw4.cli.output import print_error
@@ -78,6 +79,7 @@ for _verb, _module in {
     "report": report,
     "export": export,
     "roofline": roofline,
+    "sensitivity": sensitivity,
     "doctor": doctor,
 }.items():
     app.command(name=_verb)(_interruptible(_module.command))

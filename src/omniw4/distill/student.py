@@ -57,8 +57,8 @@ class StudentLinear(nn.Module):
         self.register_buffer("scales", outer.float().to(device), persistent=False)
         self.register_buffer("inv_smooth", _reciprocal(linear.smooth, device), persistent=False)
         self.register_buffer("rotation", hadamard64(torch.eye(WIDTH)).to(device), persistent=False)
-        rounding = _activation_rounding(linear.spec.act_bits, linear.spec.scale_type, device.type == "cuda")
-        self._round = lambda y: rounding(y, linear.spec.act_clip)
+        self._device = device
+        self._round = self._rounding()
         self.proj_down = _parameter(linear.proj_down, device)
         self.proj_up = _parameter(linear.proj_up, device)
         self.scale_shift = nn.Parameter(torch.zeros_like(self.scales)) if train_scales else None
@@ -92,6 +92,23 @@ class StudentLinear(nn.Module):
             return scales
         kept = scales.clamp(int4.SCALE_MIN, int4.SCALE_MAX)
         return _rounded(torch.where(self.scales == 0, torch.zeros_like(kept), kept), torch.float16)
+
+    @contextmanager
+    def with_int8_activations(self) -> Iterator[None]:
+        """As if the recipe said INT8 per token, over the whole range, for this linear."""
+        before = self.spec
+        self.spec = replace(before, act_bits=8, act_clip=1.0)
+        self._round = self._rounding()
+        try:
+            yield
+        finally:
+            self.spec = before
+            self._round = self._rounding()
+
+    def _rounding(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        rounding = _activation_rounding(self.spec.act_bits, self.spec.scale_type, self._device.type == "cuda")
+        clip = self.spec.act_clip
+        return lambda y: rounding(y, clip)
 
     @torch.no_grad()
     def quantized(self) -> QuantizedLinear:
