@@ -31,6 +31,18 @@ def random_model(**llm: Any) -> Any:
     return omnivoice.random_omnivoice({**omnivoice.TINY, **llm}, tiny_codec=True)
 
 
+def lively_model() -> Any:
+    """A random model with logits far from uniform, so that a wrong input changes what is decoded, and no ties."""
+    import torch
+
+    model = random_model()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "audio_tokenizer" not in name and parameter.dim() == 2:
+                parameter.normal_(std=0.3 if "embed" in name or "heads" in name else parameter.shape[1] ** -0.5)
+    return model
+
+
 def build(folder: Path, **llm: Any) -> Path:
     """Save backbone, tokenizer and codec with random weights to ``folder``.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnivoice_fixture import random_model, require_omnivoice
+from omnivoice_fixture import lively_model, require_omnivoice
 from omniw4.errors import ModelError, UsageError
 from omniw4.runtime.omnivoice import accelerate, restore
 from omniw4.tensors import LinearSpec
@@ -36,13 +36,7 @@ ITEMS = [
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """Random, with logits far from uniform, so that a wrong input changes what is decoded."""
-    made = random_model()
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if "audio_tokenizer" not in name and parameter.dim() == 2:
-                parameter.normal_(std=0.3 if "embed" in name or "heads" in name else parameter.shape[1] ** -0.5)
-    return made
+    return lively_model()
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from omnivoice_fixture import require_omnivoice
+from omnivoice_fixture import lively_model, require_omnivoice
 from omniw4 import model as models
 from omniw4.calibrate.omnivoice import decoding_tasks
-from omniw4.calibrate.prompts import PromptSet, read_prompts
+from omniw4.calibrate.prompts import PromptSet, SpeechPrompt, read_prompts
 from omniw4.verify.omnivoice import check_decoding
 
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "omnivoice"
@@ -55,21 +55,24 @@ def test_a_model_agrees_with_itself(loaded: models.LoadedModel, tasks: list[Any]
     assert found.to_dict()["agreement_by_step"] == [1.0] * STEPS
 
 
-def test_the_original_s_decoding_is_the_package_s(loaded: models.LoadedModel, tasks: list[Any]) -> None:
+def test_the_original_s_decoding_is_the_package_s() -> None:
     """What both models are shown in a step is what the package shows its model."""
     from omnivoice.models.omnivoice import OmniVoiceGenerationConfig
 
-    other = copy.deepcopy(loaded.model)  # without the hook
+    model = lively_model()
+    other = copy.deepcopy(model)  # without the hook
+    reference = SpeechPrompt("Hello there.", 0.5, ref_text="A voice.", ref_codes=torch.arange(8 * 7).view(8, 7))
+    (task,) = decoding_tasks(
+        models.LoadedModel(model, model.text_tokenizer, "tiny", "hash"), PromptSet([reference], "p", "0")
+    )
     seen: list[torch.Tensor] = []
-    handle = loaded.model.llm.register_forward_pre_hook(  # type: ignore[union-attr]
+    model.llm.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["inputs_embeds"][:1].clone()), with_kwargs=True
     )
     with torch.inference_mode():
-        config = OmniVoiceGenerationConfig(num_step=STEPS, position_temperature=0.0)
-        loaded.model._generate_iterative(tasks[0], config)  # type: ignore[operator]
+        model._generate_iterative(task, OmniVoiceGenerationConfig(num_step=STEPS, position_temperature=0.0))
     package, seen[:] = list(seen), []
-    check_decoding(loaded.model, other, tasks[:1], num_step=STEPS)
-    handle.remove()
+    check_decoding(model, other, [task], num_step=STEPS)
     ours = seen[0::2]  # conditional and unconditional rows in turns
     assert len(ours) == len(package) == STEPS
     for step in range(STEPS):
