@@ -79,6 +79,7 @@ def command(
     from omniw4 import model as models
     from omniw4 import storage
     from omniw4.checkpoint import parse_size
+    from omniw4.quantize.pipeline import check_finite
     from omniw4.quantize.plan import make_plan
 
     options.check_device(device)
@@ -96,6 +97,8 @@ def command(
     if out is None or dry_run:
         total = sum(p.numel() for p in skeleton.parameters())
         streamed = models.stream(model, **opening) if not recipe.distill.steps else None
+        if streamed is not None:
+            check_finite({e.path: partial(streamed.linear, e.path) for e in plan.quantized}, plan)
         resident = models.resident_bytes(skeleton, dtype) if streamed is None else 0
         told = plan_report.document(plan, recipe, found.group_of if found else None, total, resident, device)
         output.result(plan_report.text(plan, told), told)
