@@ -106,6 +106,28 @@ class ModelRow:
 
 
 @dataclass(frozen=True)
+class BackboneRow:
+    """One way of running one step of the backbone; times are microseconds a step."""
+
+    engine: str
+    tokens: int  # P, over all sequences
+    bucket: int  # tokens the GPU works on: P, or the bucket it is padded to
+    dtype: str
+    checked: bool
+    error: float | None  # relative, against transformers or the reference; None for a baseline
+    timing: Timing | None
+    speedups: dict[str, float] = field(default_factory=dict)  # median of another row of the same P over this one's
+    weight_bytes: int | None = None  # of the layers' linears, as they run
+    total_bytes: int | None = None  # of the engine: weights, norms, tables, static buffers, graphs
+    start_up_seconds: float | None = None  # packing and capturing, or compiling
+    attention: str = ""
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "timing": _timing(self.timing)}
+
+
+@dataclass(frozen=True)
 class ProcessRow:
     """What one verb cost as a process of its own."""
 
@@ -119,6 +141,9 @@ class ProcessRow:
         return asdict(self)
 
 
+PARTS = ("ops", "model", "quantize", "backbone")
+
+
 @dataclass
 class BenchResult:
     """Everything ``omniw4 bench`` reports; ``to_dict`` is the document that ``--json`` prints."""
@@ -130,12 +155,14 @@ class BenchResult:
     ops: list[OpRow] = field(default_factory=list)
     model: list[ModelRow] = field(default_factory=list)
     quantize: list[ProcessRow] = field(default_factory=list)
+    backbone: list[BackboneRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what must be said wherever a number of this run is printed
 
     @property
     def passed(self) -> bool:
         """No output was found wrong before timing."""
-        return all(row.checked for row in self.ops) and all(row.checked for row in self.model)
+        checked = [row.checked for row in self.ops] + [row.checked for row in self.model]
+        return all(checked + [row.checked for row in self.backbone])
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -145,7 +172,7 @@ class BenchResult:
             "path": self.path,
             "ceiling": asdict(self.ceiling) if self.ceiling else None,
             "notes": self.notes,
-            **{part: [row.to_dict() for row in getattr(self, part)] for part in ("ops", "model", "quantize")},
+            **{part: [row.to_dict() for row in getattr(self, part)] for part in PARTS},
         }
 
 

@@ -10,6 +10,7 @@ import torch
 
 from omniw4 import model as models
 from omniw4 import ops
+from omniw4.bench.backbone import ALL, TOKENS, bench_backbone
 from omniw4.bench.cases import Setting
 from omniw4.bench.ceilings import measure_ceiling
 from omniw4.bench.environment import environment
@@ -24,7 +25,7 @@ from omniw4.runtime.linear import W4A4Linear
 from omniw4.runtime.load import load
 from omniw4.tensors import LinearSpec
 
-WHAT = ("ops", "model", "quantize")
+WHAT = ("ops", "model", "quantize", "backbone")
 CPU_REPETITIONS, CPU_WARMUP = 5, 1
 _ON_CPU = "on a CPU: the references in plain torch are timed, not kernels; these numbers say nothing about a GPU"
 _EMULATED = "mma_s4 is emulated on this GPU (native on sm_80, sm_86, sm_89): its times prove nothing about its speed"
@@ -39,6 +40,8 @@ def run(
     prefill: Sequence[Prefill] | None = None,
     spec: LinearSpec | None = None,
     layout: str | None = None,
+    engines: Sequence[str] | None = None,
+    tokens: Sequence[int] | None = None,
     device: str = "cpu",
     dtype: str = "auto",
     warmup: int | None = None,
@@ -63,13 +66,14 @@ def run(
     repetitions = (REPETITIONS if on_gpu else CPU_REPETITIONS) if repetitions is None else repetitions
     checkpoint = Checkpoint.open(directory) if directory is not None else None
     spec = spec or _common_spec(checkpoint)
+    asked_layout = layout
     layout = layout or ops.kernel_layout(target, spec.act_bits, spec.scale_type)
     path = "reference" if layout == ops.CANONICAL else layout
     run_dtype = models.DTYPES[_dtype(dtype, on_gpu)]
     result = BenchResult(
         environment(target, warmup=warmup, repetitions=repetitions), str(run_dtype).removeprefix("torch."), path
     )
-    if not on_gpu and set(what) & {"ops", "model"}:
+    if not on_gpu and set(what) & {"ops", "model", "backbone"}:
         result.notes.append(_ON_CPU)
     if path == "mma_s4" and on_gpu and torch.cuda.get_device_capability(target) >= (9, 0):
         result.notes.append(_EMULATED)
@@ -99,6 +103,11 @@ def run(
         result.quantize = bench_quantize(
             str(model), calibrate=[*extra, *calibrate_flags], quantize=[*extra, *quantize_flags],
             workdir=workdir, on_progress=on_progress,
+        )  # fmt: skip
+    if "backbone" in what:
+        result.backbone = bench_backbone(
+            target, run_dtype, engines=engines or ALL, tokens=tokens or TOKENS, layout=asked_layout,
+            warmup=warmup, repetitions=repetitions, on_progress=on_progress,
         )  # fmt: skip
     return result
 

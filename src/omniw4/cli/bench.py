@@ -25,11 +25,22 @@ def command(
     ] = None,
     what: Annotated[
         list[str] | None,
-        typer.Option("--what", metavar="PART", help="ops, model, quantize; default: ops, and model with --model."),
+        typer.Option(
+            "--what", metavar="PART", help="ops, model, quantize, backbone; default: ops, and model with --model."
+        ),
     ] = None,
     shapes: Annotated[str | None, typer.Option("--shapes", metavar="MxNxK,...", help="Shapes of the ops.")] = None,
     prefill: Annotated[
         str | None, typer.Option("--prefill", metavar="BxS,...", help="Batches and lengths of whole forwards.")
+    ] = None,
+    engines: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engines", metavar="NAME", help="Of --what backbone: hf-eager, hf-graph, hf-compiled, fp16, ..."
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="P,...", help="Tokens of a step of --what backbone.")
     ] = None,
     layout: Annotated[
         str | None,
@@ -57,6 +68,7 @@ def command(
         parts = ["ops", "model"] if directory is not None and model is not None else ["ops"]
     output = options.start(json_mode=json_mode, quiet=quiet)
 
+    from omniw4.bench.backbone import parse_tokens
     from omniw4.bench.linear import parse_shapes
     from omniw4.bench.model import parse_prefill
     from omniw4.bench.run import run
@@ -70,6 +82,8 @@ def command(
             shapes=parse_shapes(shapes) if shapes else None,
             prefill=parse_prefill(prefill) if prefill else None,
             layout=layout,
+            engines=[name for text in engines or [] for name in text.split(",")] or None,
+            tokens=parse_tokens(tokens) if tokens else None,
             device=device,
             dtype=dtype,
             warmup=warmup,
@@ -83,6 +97,7 @@ def command(
     if not result.passed:
         wrong = [f"{row.op} {row.m}×{row.n}×{row.k}" for row in result.ops if not row.checked]
         wrong += [f"model {row.batch}×{row.seq_len}" for row in result.model if not row.checked]
+        wrong += [f"backbone {row.engine} at P={row.tokens}" for row in result.backbone if not row.checked]
         raise VerdictError(
             f"wrong output, not timed: {', '.join(wrong)}",
             hint="the notes of --json say by how much; a GPU's kernels are compiled anew by `make kernels`",
@@ -108,7 +123,42 @@ def report(result: BenchResult) -> str:
     if result.quantize:
         costs = [(r.what, clock(r.seconds), clock(r.cpu_seconds), size(r.peak_rss_bytes)) for r in result.quantize]
         parts.append(table(("verb", "time", "CPU", "peak memory"), costs))
+    if result.backbone:
+        parts.append(_backbone_table(result))
     return "\n\n".join(parts)
+
+
+def _backbone_table(result: BenchResult) -> str:
+    baselines = [name for name in ("hf-eager", "hf-graph", "hf-compiled", "fp16", "fp8") if _has(result, name)]
+    header = (
+        "engine",
+        "P",
+        "bucket",
+        "ms",
+        "± σ",
+        *(f"× {name}" for name in baselines),
+        "rel. error",
+        "weights",
+        "all",
+    )
+    rows = [
+        (
+            *(row.engine, str(row.tokens), str(row.bucket)),
+            figure(row.timing.median / 1000 if row.timing else None, ".3f") if row.checked else "WRONG",
+            _spread(row.timing, 1000),
+            *(figure(row.speedups.get(name), ".2f") for name in baselines),
+            figure(row.error, ".4f"),
+            *(size(n) if n else "-" for n in (row.weight_bytes, row.total_bytes)),
+        )
+        for row in sorted(result.backbone, key=lambda row: row.tokens)
+    ]
+    attention = " · ".join(sorted({row.attention for row in result.backbone if row.attention}))
+    notes = [f"note: {row.engine} at P={row.tokens}: {row.note}" for row in result.backbone if row.note]
+    return "\n\n".join(filter(None, (table(header, rows), f"attention of the engine: {attention}", "\n".join(notes))))
+
+
+def _has(result: BenchResult, engine: str) -> bool:
+    return any(row.engine == engine for row in result.backbone)
 
 
 def _op_table(result: BenchResult) -> str:
