@@ -203,7 +203,8 @@ def test_the_golden_linear(rotation: str, smooth: int) -> None:
         smooth=golden["smooth"] if smooth else None,
     )
     inverse = golden["smooth"].float().reciprocal() if smooth else None
-    found = ops.quantize_lora_down(golden["x"], golden["proj_down"], inverse, None, None, rotation, 4, 1.0, LAYOUT)
+    down = wgmma_s8.pack_proj_down(golden["proj_down"])
+    found = ops.quantize_lora_down(golden["x"], down, inverse, None, None, rotation, 4, 1.0, LAYOUT)
     codes, scales = wgmma_s8.unpack_activations(found[0], found[1], *golden["x"].shape)
     assert_same(codes, golden[f"{case}.qact"], "codes")
     assert_same(scales, golden[f"{case}.a_scales"], "scales")

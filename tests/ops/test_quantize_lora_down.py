@@ -154,7 +154,7 @@ def test_strides_do_not_matter() -> None:
         ({"proj_down": torch.zeros(64)}, r"proj_down has shape \[64\]"),
         ({"inv_smooth": torch.zeros(64).half()}, "inv_smooth has dtype float16, wanted float32"),
         ({"inv_smooth": torch.zeros(65)}, r"inv_smooth has shape \[65\]"),
-        ({"inv_rms": torch.zeros(2)}, "come together"),
+        ({"inv_rms": torch.zeros(2)}, "inv_rms needs a norm_weight"),
         ({"inv_rms": torch.zeros(3), "norm_weight": torch.zeros(64)}, r"inv_rms has shape \[3\], wanted \[2\]"),
         ({"inv_rms": torch.zeros(2), "norm_weight": torch.zeros(64).half()}, "norm_weight has dtype float16"),
         ({"rotation": "hadamard"}, "rotation is 'hadamard'"),

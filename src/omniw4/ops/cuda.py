@@ -6,6 +6,7 @@ Importing this module registers the kernels with the ops. Where none is compiled
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,13 +16,14 @@ from omniw4.ops.checks import require, require_dtype, require_shape
 from omniw4.ops.gemm_lora_up import check_gemm_lora_up, gemm_lora_up, gemm_lora_up_ref
 from omniw4.ops.gemm_qknorm_rope import check_gemm_qknorm_rope, gemm_qknorm_rope, gemm_qknorm_rope_ref
 from omniw4.ops.inv_rms import check_inv_rms, inv_rms, inv_rms_ref
-from omniw4.ops.launch import NAMES, address, aligned, aligned_rows, launch, padded_rank
+from omniw4.ops.launch import MAX_RANK, NAMES, address, aligned, aligned_rows, launch, padded_rank
 from omniw4.ops.layouts import (
     CANONICAL,
     FLOAT16,
     INTEGER,
     WGMMA_S8,
     activation_shapes,
+    branch_width,
     lora_act_shape,
     register_kernels,
 )
@@ -60,20 +62,25 @@ def _quantize_lora_down(
     act_clip: float,
     layout: str,
     scale_type: str = FLOAT16,
+    eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "quantize_lora_down"
     arguments = (x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip, scale_type)
-    compiled = extension.usable(x.device) and (scale_type, act_bits) != (INTEGER, 4)
-    if layout == CANONICAL and not compiled:
-        return quantize_lora_down_ref(*arguments)
-    check_quantize_lora_down(*arguments)
+    integer = (scale_type, act_bits) == (INTEGER, 4)
+    if layout == CANONICAL and (integer or not extension.usable(x.device)):
+        return quantize_lora_down_ref(*arguments, eps)
+    check_quantize_lora_down(*arguments, layout)
     tokens, width = x.shape
     shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype, scale_type)
     qact = x.new_empty(shapes.qact, dtype=shapes.qact_dtype)
     a_scales = x.new_empty(shapes.a_scales, dtype=shapes.a_scales_dtype)
-    rank = 0 if proj_down is None else proj_down.shape[1]
-    down = None if proj_down is None or rank == 0 else padded_rank(proj_down, x.dtype, op)
-    width_of_branch = 0 if down is None else down.shape[1]
+    rank, down = branch_width(layout, proj_down), None
+    if proj_down is not None and rank > 0:
+        down = aligned(proj_down.to(x.dtype)) if layout == WGMMA_S8 else padded_rank(proj_down, x.dtype, op)
+    width_of_branch = branch_width(layout, down)
+    require(width_of_branch <= MAX_RANK, op, f"the low-rank branch has rank {rank}, the kernels go up to {MAX_RANK}")
+    if norm_weight is not None and inv_rms is None and layout != WGMMA_S8:
+        inv_rms = _inv_rms(x, eps)
     lora_shape, lora_dtype = lora_act_shape(layout, tokens, width_of_branch, x.dtype)
     lora_act = x.new_empty(lora_shape, dtype=lora_dtype)
     x = aligned_rows(x)
@@ -85,6 +92,7 @@ def _quantize_lora_down(
         proj_down=address(down), qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), lora_act=lora_act.data_ptr(),
         rows=tokens, cols=width, row_stride=x.stride(0) if tokens > 1 else width, rank=width_of_branch,
         act_bits=act_bits, clip=act_clip, rotate=rotation == "hadamard64", layout=layout, dtype=NAMES[x.dtype],
+        integer_scales=integer, eps=eps,
     )  # fmt: skip
     whole = width_of_branch == rank or layout == WGMMA_S8
     lora_act = lora_act if whole else lora_act[:, :rank].contiguous()
@@ -228,14 +236,20 @@ def _gemm_lora_up(
     layout: str,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
+    weights_ready: bool = False,
 ) -> torch.Tensor:
     linear = (qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, residual, tokens, out_features, act_bits)
     if layout == CANONICAL:
-        return gemm_lora_up_ref(*linear, epilogue, dtype, row_scales, token_scales)
-    _refuse_integer_scales("gemm_lora_up", layout, row_scales)
-    check_gemm_lora_up(*linear, epilogue, dtype, layout)
+        return gemm_lora_up_ref(*linear, epilogue, dtype, row_scales, token_scales, segment_ends=segment_ends)
+    check_gemm_lora_up(*linear, epilogue, dtype, layout, row_scales, None, segment_ends)
     if layout == WGMMA_S8:
-        return gemm_wgmma_s8.gemm("gemm_lora_up", *linear, epilogue, dtype)
+        return gemm_wgmma_s8.gemm(
+            "gemm_lora_up", *linear, epilogue, dtype, row_scales=row_scales, segment_ends=segment_ends,
+            weights_ready=weights_ready,
+        )  # fmt: skip
+    _refuse_integer_scales("gemm_lora_up", layout, row_scales)
+    require(segment_ends is None, "gemm_lora_up", f"no GEMM kernel of layout {layout!r} takes segments")
     return _gemm("gemm_lora_up", *linear, epilogue, dtype, layout)
 
 
@@ -271,16 +285,18 @@ def _gemm_qknorm_rope(
         return gemm_qknorm_rope_ref(
             *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, row_scales, token_scales
         )
-    _refuse_integer_scales(op, layout, row_scales)
     check_gemm_qknorm_rope(
-        *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, layout
+        *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, layout, row_scales
     )  # fmt: skip
     require(head_dim in HEAD_DIMS, op, f"head_dim is {head_dim}, the kernels have {HEAD_DIMS}")
     out_features = (num_heads + 2 * num_kv_heads) * head_dim
     if layout == WGMMA_S8:  # its tiles hold no whole head of 128: two launches, the same bits
-        y = gemm_wgmma_s8.gemm(op, *linear, None, tokens, out_features, act_bits, "plain", dtype)
+        y = gemm_wgmma_s8.gemm(
+            op, *linear, None, tokens, out_features, act_bits, "plain", dtype, row_scales=row_scales
+        )  # fmt: skip
         _qknorm_rope(y, *rotary, num_heads, num_kv_heads, head_dim, eps)
         return y
+    _refuse_integer_scales(op, layout, row_scales)
     tensors = _heads(*rotary)
     heads: dict[str, Any] = {name: address(tensor) for name, tensor in tensors.items()}
     return _gemm(
@@ -299,5 +315,5 @@ def _runs_mma_s4(device: torch.device, act_bits: int) -> bool:
     return act_bits == 4 and extension.usable(device)
 
 
-# wgmma_s8 is asked for by name until all its tiles have passed their tests on a GPU: docs/hopper.md
+register_kernels(WGMMA_S8, gemm_wgmma_s8.runs, (FLOAT16, INTEGER))  # where it runs, mma_s4 is emulated
 register_kernels(MMA_S4, _runs_mma_s4)

@@ -31,6 +31,9 @@ Contract
     layout        "canonical" or a kernel family's
     row_scales    [N] float32 (may be padded past N in a family's layout) where the weights have integer scales
     token_scales  canonical: [M] float32 with row_scales and act_bits 4; else None or empty
+    segment_ends  None, or where linears that share an input are stacked: rows from segment_ends[i] on take the next R
+                  columns of lora_act, which is [M, S·R] then. Ascending, up to three; multiples of 64 in wgmma_s8
+    weights_ready no kernel still running writes the weights: they may be read before the kernel ahead is done
     ============  ============================================================================================
 
     Exact: each group's int32 sum (:func:`group_sums_ref`), with integer scales the int32 sum over all of K
@@ -47,6 +50,9 @@ Source: SVDQuant, arXiv 2411.05007; Atom, arXiv 2310.19102 (per-group dequantiza
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +92,7 @@ def check_gemm_lora_up(
     layout: str = CANONICAL,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
 ) -> None:
     """What holds in every layout; the shapes of qact, a_scales, qweight and w_scales are the layout's to check, and in
     wgmma_s8 those of the low-rank branch."""
@@ -111,7 +118,13 @@ def check_gemm_lora_up(
         )  # fmt: skip
     require((lora_act is None) == (proj_up is None), _OP, "lora_act and proj_up come together, found only one")
     if lora_act is not None and proj_up is not None and layout != WGMMA_S8:
-        _check_low_rank(lora_act, proj_up, tokens, out_features)
+        _check_low_rank(lora_act, proj_up, tokens, out_features, 1 + len(segment_ends or ()))
+    if segment_ends is not None:
+        ends = [0, *segment_ends, out_features]
+        require(
+            len(ends) <= 5 and all(a < b for a, b in pairwise(ends)),
+            _OP, f"segment_ends are {list(segment_ends)}, wanted up to three, ascending, below {out_features}",
+        )  # fmt: skip
     if bias is not None:
         require_dtype(_OP, "bias", bias, *FLOATS)
         require_shape(_OP, "bias", bias, (out_features,))
@@ -122,7 +135,9 @@ def check_gemm_lora_up(
     require(epilogue != "swiglu" or out_features % 2 == 0, _OP, f"swiglu needs even N, found {out_features}")
 
 
-def _check_low_rank(lora_act: torch.Tensor, proj_up: torch.Tensor, tokens: int, out_features: int) -> None:
+def _check_low_rank(
+    lora_act: torch.Tensor, proj_up: torch.Tensor, tokens: int, out_features: int, segments: int
+) -> None:
     require_dtype(_OP, "proj_up", proj_up, *FLOATS)
     rank = proj_up.shape[1]
     require(
@@ -135,7 +150,7 @@ def _check_low_rank(lora_act: torch.Tensor, proj_up: torch.Tensor, tokens: int, 
         require_shape(_OP, "packed lora_act", lora_act, ((tokens + 15) // 16, (rank + 15) // 16, 32, 8))
     else:
         require_dtype(_OP, "lora_act", lora_act, torch.float32)
-        require_shape(_OP, "lora_act", lora_act, (tokens, rank))
+        require_shape(_OP, "lora_act", lora_act, (tokens, segments * rank))
 
 
 def _check_canonical(
@@ -224,12 +239,13 @@ def gemm_lora_up_ref(
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
+    segment_ends: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """The contract in plain torch, layout "canonical"; ``compute=torch.float64`` (and dtype float32) judges others, and
     a 16-bit ``compute`` is the plain torch they are judged by: a product of dequantized operands in that dtype."""
     check_gemm_lora_up(
         qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, residual, tokens, out_features, act_bits,
-        epilogue, dtype, CANONICAL, row_scales, token_scales,
+        epilogue, dtype, CANONICAL, row_scales, token_scales, segment_ends,
     )  # fmt: skip
     _check_canonical(
         qact, a_scales, qweight, w_scales, tokens, out_features, act_bits, row_scales, token_scales
@@ -237,7 +253,7 @@ def gemm_lora_up_ref(
     acc = _product(qact, a_scales, qweight, w_scales, act_bits, row_scales, token_scales, compute)
     if lora_act is not None and proj_up is not None and proj_up.shape[1] > 0:
         low_rank = unpack_lora_act(lora_act, tokens, proj_up.shape[1]) if lora_act.dim() == 4 else lora_act
-        acc = acc + matmul_rows(low_rank.to(compute), proj_up[:out_features].to(compute).T)
+        acc = acc + _low_rank_product(low_rank.to(compute), proj_up[:out_features].to(compute), segment_ends)
     if bias is not None:
         acc = acc + bias.to(compute)
     if residual is not None:
@@ -246,6 +262,16 @@ def gemm_lora_up_ref(
         # the strided view keeps torch on one code path for every element, so a row's bits do not depend on M
         acc = F.silu(acc[:, 0::2]) * acc[:, 1::2]
     return acc.to(dtype, copy=True)
+
+
+def _low_rank_product(
+    lora_act: torch.Tensor, proj_up: torch.Tensor, segment_ends: Sequence[int] | None
+) -> torch.Tensor:
+    """``[M, S·R]`` by ``[N, R]``, every segment of rows with columns of its own: ``[M, N]``."""
+    ends = [0, *(segment_ends or ()), proj_up.shape[0]]
+    columns = lora_act.split(proj_up.shape[1], dim=1)
+    parts = [matmul_rows(c, proj_up[a:b].T) for c, a, b in zip(columns, ends[:-1], ends[1:], strict=True)]
+    return torch.cat(parts, dim=1)
 
 
 def _product(
@@ -294,11 +320,13 @@ def gemm_lora_up(
     layout: str,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
+    weights_ready: bool = False,
 ) -> torch.Tensor:
     require_canonical(layout, _OP)
     return gemm_lora_up_ref(
         qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, residual, tokens, out_features, act_bits,
-        epilogue, dtype, row_scales, token_scales,
+        epilogue, dtype, row_scales, token_scales, segment_ends=segment_ends,
     )  # fmt: skip
 
 
@@ -320,6 +348,8 @@ def _(
     layout: str,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
+    weights_ready: bool = False,
 ) -> torch.Tensor:
     width = out_features // 2 if epilogue == "swiglu" else out_features
     return qact.new_empty((tokens, width), dtype=dtype)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from omniw4.ops import extension
 from omniw4.ops.checks import require, require_dtype, require_shape
 from omniw4.ops.launch import MAX_RANK, NAMES, RANK_TILE, address, aligned, launch
-from omniw4.ops.layouts import WGMMA_S8, activation_shapes, lora_act_shape
+from omniw4.ops.layouts import FLOAT16, INTEGER, WGMMA_S8, activation_shapes, lora_act_shape
 
 COLUMN_BLOCK = 128
-BLOCK_BYTES = 2176  # codes and scales of 64 output features and a group
+BLOCK_BYTES = 2176  # codes and FP16 scales of 64 output features and a group
+INTEGER_BLOCK_BYTES = 2112  # codes, and scales of a byte each
+SEGMENT_STEP = 64
 
 
 def gemm(
@@ -29,19 +33,34 @@ def gemm(
     epilogue: str,
     dtype: torch.dtype,
     tile: int = 0,
+    row_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
+    weights_ready: bool = False,
 ) -> torch.Tensor:
     """One launch.
 
     Args:
         op: whose name errors bear.
         w_scales: empty; the scales are in qweight.
-        tile: 0 for the tile that suits the shape, else its number in tuning_sm90a.h; every one gives the same bits.
+        tile: 0 for the tile that suits the shape, else its number in tuning_sm90a.h, or with row_scales in
+            integer_tile_sm90a.h; every one gives the same bits.
+        row_scales: ``[N']``; with them the weights' group scales are integers.
+        segment_ends, weights_ready: see :mod:`omniw4.ops.gemm_lora_up`.
     """
-    require(qweight.dim() == 3, op, f"qweight has shape {list(qweight.shape)}, wanted [N'/64, K/64, {BLOCK_BYTES}]")
+    block = BLOCK_BYTES if row_scales is None else INTEGER_BLOCK_BYTES
+    require(qweight.dim() == 3, op, f"qweight has shape {list(qweight.shape)}, wanted [N'/64, K/64, {block}]")
     padded, groups = -(-out_features // COLUMN_BLOCK) * COLUMN_BLOCK, qweight.shape[1]
-    require_shape(op, "qweight", qweight, (padded // 64, groups, BLOCK_BYTES))
+    require_shape(op, "qweight", qweight, (padded // 64, groups, block))
     require_shape(op, "w_scales", w_scales, (padded // 64, groups, 0))
-    shapes = activation_shapes(WGMMA_S8, tokens, groups * 64, act_bits, dtype)
+    if row_scales is not None:
+        require_shape(op, "row_scales", row_scales, (padded,))
+    ends = list(segment_ends or ())
+    require(
+        not ends or (row_scales is not None and not any(end % SEGMENT_STEP for end in ends)),
+        op, f"segment_ends are {ends}, wanted multiples of {SEGMENT_STEP}, with integer scales",
+    )  # fmt: skip
+    scale_type = FLOAT16 if row_scales is None else INTEGER
+    shapes = activation_shapes(WGMMA_S8, tokens, groups * 64, act_bits, dtype, scale_type)
     require_dtype(op, "qact", qact, shapes.qact_dtype)
     require_shape(op, "qact", qact, shapes.qact)
     require_shape(op, "a_scales", a_scales, shapes.a_scales)
@@ -50,7 +69,7 @@ def gemm(
         rank = proj_up.shape[0] * RANK_TILE
         require(rank <= MAX_RANK, op, f"the low-rank branch has rank {rank}, the kernels go up to {MAX_RANK}")
         require_shape(op, "proj_up", proj_up, (rank // RANK_TILE, padded // 16, 32, 8))
-        wanted, lora_dtype = lora_act_shape(WGMMA_S8, tokens, rank, dtype)
+        wanted, lora_dtype = lora_act_shape(WGMMA_S8, tokens, rank * (1 + len(ends)), dtype)
         require_dtype(op, "lora_act", lora_act, lora_dtype)
         require_shape(op, "lora_act", lora_act, wanted)
     qact, a_scales, qweight = (aligned(t) for t in (qact, a_scales, qweight))
@@ -58,12 +77,14 @@ def gemm(
     up = None if proj_up is None or rank == 0 else aligned(proj_up.to(dtype))
     bias = None if bias is None else aligned(bias.to(dtype))
     residual = None if residual is None else aligned(residual)
+    rows = None if row_scales is None else aligned(row_scales)
     y = qact.new_empty((tokens, out_features // 2 if epilogue == "swiglu" else out_features), dtype=dtype)
     launch(
         op, "gemm_lora_up", qact, qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), qweight=qweight.data_ptr(),
         w_scales=0, lora_act=address(act), proj_up=address(up), bias=address(bias), residual=address(residual),
         y=y.data_ptr(), rows=tokens, out_features=out_features, in_features=groups * 64, rank=rank,
         lora_act_packed=True, tile=tile, epilogue=epilogue, dtype=NAMES[dtype], layout=WGMMA_S8, act_bits=act_bits,
+        row_scales=address(rows), segment_ends=ends, weights_ready=weights_ready,
     )  # fmt: skip
     return y
 

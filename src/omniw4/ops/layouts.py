@@ -51,8 +51,9 @@ def activation_shapes(
     wgmma_s8    8         [⌈K/128⌉, 16·⌈M/16⌉, 128] int8   [16·⌈M/16⌉]
     ==========  ========  ===============================  =========================
 
-    Integer scales concern 4 bits alone: then canonical a_scales are uint8 and token_scales [M]; everywhere else
-    token_scales are empty.
+    Integer scales concern 4 bits alone: then canonical a_scales are uint8 and token_scales [M]. In wgmma_s8 they are
+    multiplied into the codes, and what is left is as with 8 bits: a_scales of the tokens. Everywhere else token_scales
+    are empty.
 
     Args:
         tokens: M; may be symbolic.
@@ -78,6 +79,8 @@ def activation_shapes(
     for bits, scales in ((4, (pairs, padded // 16, 2, 16)), (8, (padded,))):
         table[WGMMA_S8, bits] = ActivationShapes((pairs, padded, 128), torch.int8, scales, torch.float32)
     if scale_type == INTEGER and act_bits == 4:
+        if layout == WGMMA_S8:
+            return table[WGMMA_S8, 8]
         if layout != CANONICAL:
             raise LayoutError(f"layout {layout!r} does not hold activations with integer group scales yet")
         return ActivationShapes(*nibbles, (tokens, groups), torch.uint8, (tokens,))
@@ -93,6 +96,13 @@ def lora_act_shape(layout: str, tokens: int, rank: int, dtype: torch.dtype) -> t
     if layout == WGMMA_S8:
         return ((rank + 15) // 16, (tokens + 15) // 16 * 2, 32, 4), dtype
     return (tokens, rank), torch.float32
+
+
+def branch_width(layout: str, proj_down: torch.Tensor | None) -> int:
+    """Columns of ``proj_down``: R of ``[K, R]``, and R' of wgmma_s8's ``[K/64, R'/16, 4, 32, 8]``; 0 for None."""
+    if proj_down is None:
+        return 0
+    return proj_down.shape[1] * (16 if layout == WGMMA_S8 else 1)
 
 
 def require_canonical(layout: str, op: str) -> None:

@@ -3,7 +3,7 @@
 Contract
     With ``round`` to the dtype of x and all else in FP32, one rounding an operation, no fused multiply-add::
 
-        n  = round(round(x · inv_rms) · norm_weight)      # only when inv_rms and norm_weight are given
+        n  = round(round(x · inv_rms) · norm_weight)      # only when norm_weight is given
         s  = n · inv_smooth                               # only when inv_smooth is given
         x' = hadamard64(s)                                # only with rotation "hadamard64"; order: omniw4.hadamard
         qact, a_scales = INT4 per (token, group of 64) | INT8 per token | x' rounded to the dtype of x   (omniw4.int4)
@@ -14,15 +14,16 @@ Contract
 
     ============  =====================================================================================
     x             [M, K] float16 or bfloat16 (float32 on a CPU), K a multiple of 64, any strides, M >= 0
-    proj_down     [K, R] float, or None for R = 0
+    proj_down     [K, R] float, or None for R = 0; in layout wgmma_s8 as omniw4.repack packs it
     inv_smooth    [K] float32: the FP32 reciprocal of ``smooth``; or None
-    inv_rms       [M] float32, together with norm_weight; or None
+    inv_rms       [M] float32, with norm_weight only; or None: then it is worked out here, as op inv_rms does with eps
     norm_weight   [K] of the dtype of x; or None
     rotation      "none" or "hadamard64"
     act_bits      4, 8 or 16
     act_clip      fraction of absmax that the grid spans
     layout        "canonical", or a kernel family's (omniw4.ops.layouts has the shapes)
     scale_type    "float16" or "integer"
+    eps           of the RMS that is worked out here
     returns       qact, a_scales float16, lora_act [M, R] float32, token_scales [0] float32; with INT4 and integer
                   scales a_scales uint8 and token_scales [M]; in layout wgmma_s8 as omniw4.ops.layouts has it
     ============  =====================================================================================
@@ -54,7 +55,17 @@ from omniw4.ops.checks import (
     require_scale_type,
     require_shape,
 )
-from omniw4.ops.layouts import FLOAT16, INTEGER, activation_shapes, lora_act_shape, require_canonical
+from omniw4.ops.inv_rms import inv_rms_ref
+from omniw4.ops.layouts import (
+    CANONICAL,
+    FLOAT16,
+    INTEGER,
+    WGMMA_S8,
+    activation_shapes,
+    branch_width,
+    lora_act_shape,
+    require_canonical,
+)
 from omniw4.ops.rows import matmul_rows
 
 _OP = "quantize_lora_down"
@@ -71,6 +82,7 @@ def check_quantize_lora_down(
     act_bits: int,
     act_clip: float,
     scale_type: str = FLOAT16,
+    layout: str = CANONICAL,
 ) -> None:
     require_activations(_OP, "x", x)
     tokens, width = x.shape
@@ -84,17 +96,22 @@ def check_quantize_lora_down(
     require_scale_type(_OP, scale_type)
     require(0 < act_clip <= 1, _OP, f"act_clip is {act_clip}, wanted more than 0 and at most 1")
     require_same_device(_OP, x, proj_down=proj_down, inv_smooth=inv_smooth, inv_rms=inv_rms, norm_weight=norm_weight)
-    require((inv_rms is None) == (norm_weight is None), _OP, "inv_rms and norm_weight come together, found only one")
+    require(inv_rms is None or norm_weight is not None, _OP, "inv_rms needs a norm_weight, found none")
     if proj_down is not None:
         require_dtype(_OP, "proj_down", proj_down, *FLOATS)
-        require(proj_down.dim() == 2, _OP, f"proj_down has shape {list(proj_down.shape)}, wanted [K, R]")
-        require_shape(_OP, "proj_down", proj_down, (width, proj_down.shape[1]))
+        packed = layout == WGMMA_S8
+        wanted = "[K/64, R'/16, 4, 32, 8]" if packed else "[K, R]"
+        found = list(proj_down.shape)
+        require(len(found) == (5 if packed else 2), _OP, f"proj_down has shape {found}, wanted {wanted}")
+        shape = (width // 64, found[1], 4, 32, 8) if packed else (width, found[1])
+        require_shape(_OP, "proj_down", proj_down, shape)
     if inv_smooth is not None:
         require_dtype(_OP, "inv_smooth", inv_smooth, torch.float32)
         require_shape(_OP, "inv_smooth", inv_smooth, (width,))
-    if inv_rms is not None and norm_weight is not None:
+    if inv_rms is not None:
         require_dtype(_OP, "inv_rms", inv_rms, torch.float32)
         require_shape(_OP, "inv_rms", inv_rms, (tokens,))
+    if norm_weight is not None:
         require_dtype(_OP, "norm_weight", norm_weight, x.dtype)
         require_shape(_OP, "norm_weight", norm_weight, (width,))
 
@@ -126,9 +143,12 @@ def quantize_lora_down_ref(
     act_bits: int,
     act_clip: float,
     scale_type: str = FLOAT16,
+    eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The contract in plain torch, layout "canonical"."""
     check_quantize_lora_down(x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip, scale_type)
+    if norm_weight is not None and inv_rms is None:
+        inv_rms = inv_rms_ref(x, eps)
     y = transform(x, inv_smooth, inv_rms, norm_weight, rotation)
     token_scales = y.new_empty(0)
     if act_bits == 4 and scale_type == INTEGER:
@@ -157,10 +177,11 @@ def quantize_lora_down(
     act_clip: float,
     layout: str,
     scale_type: str = FLOAT16,
+    eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     require_canonical(layout, _OP)
     return quantize_lora_down_ref(
-        x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip, scale_type
+        x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip, scale_type, eps
     )
 
 
@@ -176,11 +197,11 @@ def _(
     act_clip: float,
     layout: str,
     scale_type: str = FLOAT16,
+    eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     tokens, width = x.shape
     shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype, scale_type)
-    rank = 0 if proj_down is None else proj_down.shape[1]
-    lora_shape, lora_dtype = lora_act_shape(layout, tokens, rank, x.dtype)
+    lora_shape, lora_dtype = lora_act_shape(layout, tokens, branch_width(layout, proj_down), x.dtype)
     return (
         x.new_empty(shapes.qact, dtype=shapes.qact_dtype),
         x.new_empty(shapes.a_scales, dtype=shapes.a_scales_dtype),

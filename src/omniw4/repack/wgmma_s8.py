@@ -16,16 +16,18 @@ import torch
 from omniw4.errors import LayoutError
 from omniw4.int4 import GROUP_SIZE
 from omniw4.repack.axes import AxisMap, pad, round_up
-from omniw4.repack.operands import RANK_TILE, check_dtype, check_shape, no_integer_scales, refuse_integer_scales, take
+from omniw4.repack.operands import RANK_TILE, check_dtype, check_shape, take
 from omniw4.repack.widened import pack_widened, unpack_widened, unsupported_widened
 from omniw4.tensors import LinearSpec, QuantizedLinear
 
 LAYOUT = "wgmma_s8"
-VERSION = 2
+VERSION = 3
 N_TILE = 128
 M_TILE = 16
 K_TILE = 128  # bytes of a token's row in shared memory: two groups
-BLOCK_BYTES = 64 * GROUP_SIZE // 2 + 64 * 2  # codes and scales of 64 output features and a group
+BLOCK_CODES = 64 * GROUP_SIZE // 2  # bytes of the codes of 64 output features and a group
+BLOCK_BYTES = BLOCK_CODES + 64 * 2  # and FP16 scales
+INTEGER_BLOCK_BYTES = BLOCK_CODES + 64  # and scales of a byte each
 
 _CHUNK = 16  # bytes the swizzle moves as one
 _TOKENS = "m_block t half e"
@@ -35,6 +37,12 @@ _PROJ_UP = AxisMap(
     columns="r_block r8 t i",
     fragment="r_block n_block g t r8 row8 i",
     sizes={"row8": 2, "g": 8, "r8": 2, "t": 4, "i": 2},
+)
+_PROJ_DOWN = AxisMap(
+    rows="k_block k32 t k4 k2 i",
+    columns="r_block r8 g",
+    fragment="k_block r_block k32 k4 g t k2 r8 i",
+    sizes={"k32": 2, "t": 4, "k4": 2, "k2": 2, "i": 2, "r8": 2, "g": 8},
 )
 _CODES = AxisMap(
     rows=_TOKENS,
@@ -58,30 +66,43 @@ _LORA_ACT = AxisMap(
 
 def unsupported(spec: LinearSpec) -> str:
     """Why no kernel of this layout can run such a linear; empty when one can."""
-    return unsupported_widened(spec, LAYOUT) or no_integer_scales(spec, LAYOUT)
+    return unsupported_widened(spec, LAYOUT)
 
 
 def pack(linear: QuantizedLinear) -> dict[str, torch.Tensor]:
     """Canonical tensors to fragment order.
 
     Returns:
-        ``qweight [N'/64, K/64, 2176]`` uint8 (2048 bytes of codes, then 64 FP16 scales), ``w_scales [N'/64, K/64, 0]``
-        float16 (empty, the scales being in ``qweight``), ``proj_up [R'/16, N'/16, 32, 8]`` (lane, two elements of each
-        of a0..a3), and as :func:`omniw4.repack.operands.pack_rest` has them ``proj_down``, ``smooth`` and ``bias``.
-        N' is N rounded up to 128, R' is R rounded up to 16; padding is zero.
+        ``qweight [N'/64, K/64, 2176]`` uint8 (2048 bytes of codes, then 64 FP16 scales; with integer scales 2112, of
+        one byte each), ``w_scales [N'/64, K/64, 0]`` (empty, the scales being in ``qweight``), with integer scales
+        ``row_scales [N']`` float32, ``proj_up [R'/16, N'/16, 32, 8]`` (lane, two elements of each of a0..a3),
+        ``proj_down [K/64, R'/16, 4, 32, 8]`` (k16 step, lane, two elements of each of a0..a3: operand A of a product
+        whose operand B is a lane's sixteen columns of a group), and as :func:`omniw4.repack.operands.pack_rest` has
+        them ``smooth`` and ``bias``. N' is N rounded up to 128, R' is R rounded up to 16; padding is zero.
 
     Raises:
         LayoutError: tensors of the linear that do not fit together.
     """
-    refuse_integer_scales(linear.spec, LAYOUT)
     packed = pack_widened(linear, N_TILE)
     codes, scales = packed["qweight"].flatten(2), packed["w_scales"]
     packed["qweight"] = torch.cat((codes, scales.flatten(2).view(torch.uint8)), 2)
     packed["w_scales"] = scales.new_empty((*codes.shape[:2], 0))
     if "proj_up" in packed:
-        up = packed["proj_up"]
-        packed["proj_up"] = _PROJ_UP.forward(up).reshape(up.shape[1] // RANK_TILE, up.shape[0] // 16, 32, 8)
+        packed["proj_up"] = pack_proj_up(packed["proj_up"])
+        packed["proj_down"] = pack_proj_down(packed["proj_down"])
     return packed
+
+
+def pack_proj_up(proj_up: torch.Tensor) -> torch.Tensor:
+    """``[N', R']``, multiples of 16, to ``[R'/16, N'/16, 32, 8]``."""
+    n, rank = proj_up.shape
+    return _PROJ_UP.forward(proj_up).reshape(rank // RANK_TILE, n // 16, 32, 8)
+
+
+def pack_proj_down(proj_down: torch.Tensor) -> torch.Tensor:
+    """``[K, R']``, multiples of 64 and 16, to ``[K/64, R'/16, 4, 32, 8]``."""
+    k, rank = proj_down.shape
+    return _PROJ_DOWN.forward(proj_down).reshape(k // GROUP_SIZE, rank // RANK_TILE, 4, 32, 8)
 
 
 def unpack(packed: dict[str, torch.Tensor], spec: LinearSpec, n: int, k: int) -> QuantizedLinear:
@@ -91,17 +112,22 @@ def unpack(packed: dict[str, torch.Tensor], spec: LinearSpec, n: int, k: int) ->
         LayoutError: a tensor is missing, has another shape or dtype, or its padding is not zero.
     """
     padded, rank, groups = round_up(n, N_TILE), round_up(spec.rank, RANK_TILE), k // GROUP_SIZE
-    blocks = take(packed, "qweight", (padded // 64, groups, BLOCK_BYTES), torch.uint8)
-    empty = take(packed, "w_scales", (padded // 64, groups, 0), torch.float16)
-    codes, scales = blocks[..., : -64 * 2], blocks[..., -64 * 2 :].contiguous()
+    integer = spec.scale_type == "integer"
+    block, dtype = (INTEGER_BLOCK_BYTES, torch.uint8) if integer else (BLOCK_BYTES, torch.float16)
+    blocks = take(packed, "qweight", (padded // 64, groups, block), torch.uint8)
+    take(packed, "w_scales", (padded // 64, groups, 0), dtype)
+    codes, scales = blocks[..., :BLOCK_CODES], blocks[..., BLOCK_CODES:].contiguous()
     widened = {
         **packed,
         "qweight": codes.reshape(padded // 64, groups, 4, 32, 16),
-        "w_scales": scales.view(empty.dtype).reshape(padded // 64, groups, 4, 8, 2),
+        "w_scales": scales.view(dtype).reshape(padded // 64, groups, 4, 8, 2),
     }
     if spec.rank > 0 and "proj_up" in packed:
         check_shape("proj_up", packed["proj_up"], (rank // RANK_TILE, padded // 16, 32, 8))
         widened["proj_up"] = _PROJ_UP.inverse(packed["proj_up"], padded, rank)
+    if spec.rank > 0 and "proj_down" in packed:
+        check_shape("proj_down", packed["proj_down"], (groups, rank // RANK_TILE, 4, 32, 8))
+        widened["proj_down"] = _PROJ_DOWN.inverse(packed["proj_down"], k, rank)
     return unpack_widened(widened, spec, n, k, N_TILE)
 
 
@@ -109,9 +135,9 @@ def pack_activations(codes: torch.Tensor, a_scales: torch.Tensor, act_bits: int)
     """Codes and scales of tokens to operand order: the reference of what the quantizer kernel stores.
 
     Args:
-        codes: ``[M, K]`` int8.
-        a_scales: ``[M, K/64]`` float16 for 4 bits, ``[M, 1]`` for 8 bits.
-        act_bits: 4 or 8.
+        codes: ``[M, K]`` int8; with integer scales, these times the codes.
+        a_scales: ``[M, K/64]`` float16 for 4 bits, ``[M, 1]`` for 8 bits; with integer scales ``[M, 1]`` float32.
+        act_bits: 4 or 8; 8 also for what has integer scales.
 
     Returns:
         ``[⌈K/128⌉, M', 128]`` int8 and, in float32, ``[⌈K/128⌉, M'/16, 2, 16]`` or ``[M']``, M' being M rounded up to
@@ -126,7 +152,8 @@ def pack_activations(codes: torch.Tensor, a_scales: torch.Tensor, act_bits: int)
     tokens, groups = codes.shape[0], codes.shape[1] // GROUP_SIZE
     m, k = round_up(tokens, M_TILE), round_up(codes.shape[1], K_TILE)
     rows = _CODES.forward(pad(pad(codes, 0, m), 1, k)).reshape(k // K_TILE, m, K_TILE)
-    check_dtype("a_scales", a_scales, torch.float16)
+    if a_scales.dtype != torch.float32 or act_bits == 4:
+        check_dtype("a_scales", a_scales, torch.float16)
     check_shape("a_scales", a_scales, (tokens, groups if act_bits == 4 else 1))
     scales = pad(a_scales.float(), 0, m)
     if act_bits == 8:
