@@ -12,6 +12,7 @@ from omniw4.calibrate.capture import capture
 from omniw4.calibrate.dataset import TokenSet, dataset_name, read_text, tokenize
 from omniw4.calibrate.sources import HiddenSource, TokenSource, read_hidden
 from omniw4.calibrate.stats import Stats, StatsWriter
+from omniw4.calibrate.walk import Resident
 from omniw4.errors import ModelError
 from omniw4.model import LoadedModel, check_positions, find_backbone
 
@@ -36,6 +37,7 @@ def calibrate(
     *,
     batch_size: int = 1,
     on_block: Callable[[int, int, str], None] | None = None,
+    resident: Resident | None = None,
 ) -> Stats:
     """Capture the statistics of a model and write them to an existing, empty folder.
 
@@ -43,6 +45,7 @@ def calibrate(
         data: from :func:`tokenize` or :func:`read_hidden`.
         batch_size: samples a forward.
         on_block: called after each block with (blocks done, blocks, path of the block).
+        resident: brings a block into memory while it is run; see :func:`omniw4.model.offload`.
 
     Raises:
         UsageError: sequences longer than the model has positions.
@@ -64,7 +67,7 @@ def calibrate(
     }
     source = TokenSource(data) if isinstance(data, TokenSet) else data
     with StatsWriter(folder, fingerprint(loaded, data), provenance) as sink:
-        capture(loaded.model, source, sink, batch_size=batch_size, on_block=on_block)
+        capture(loaded.model, source, sink, batch_size=batch_size, on_block=on_block, resident=resident)
     return Stats.open(folder)
 
 

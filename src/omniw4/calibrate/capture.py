@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from omniw4.calibrate.accumulate import Accumulator
-from omniw4.calibrate.walk import Batch, BlockWalk, Group, Source
+from omniw4.calibrate.walk import Batch, BlockWalk, Group, Resident, Source
 from omniw4.errors import ModelError, NonFiniteError
 from omniw4.tensors import LinearStats
 
@@ -32,6 +32,7 @@ def capture(
     *,
     batch_size: int = 1,
     on_block: Callable[[int, int, str], None] | None = None,
+    resident: Resident | None = None,
 ) -> None:
     """Run ``source`` through the model's blocks and hand each group's statistics to ``sink``.
 
@@ -40,16 +41,17 @@ def capture(
         source: a :class:`~omniw4.calibrate.sources.TokenSource` or ``HiddenSource``.
         batch_size: samples a forward; changes speed and memory, and the statistics only by rounding.
         on_block: called after each block with (blocks done, blocks, path).
+        resident: see :class:`~omniw4.calibrate.walk.BlockWalk`.
 
     Raises:
         ModelError: a model that cannot be walked block by block.
         NonFiniteError: more than 10 % of the rows that reach a linear hold NaN or inf.
     """
-    walk = BlockWalk(model, source, batch_size)
+    walk = BlockWalk(model, source, batch_size, resident)
     groups = walk.probe()
     sink.begin([group for block in groups for group in block])
     for index, (path, _) in enumerate(walk.blocks):
-        with _observing(model, groups[index]) as (accumulators, set_batch):
+        with walk.resident(index), _observing(model, groups[index]) as (accumulators, set_batch):
             walk.run(index, set_batch)
             for group in groups[index]:
                 sink.put(group, _finish(group, accumulators.pop(group.name)))

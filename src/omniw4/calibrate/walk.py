@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -34,6 +34,9 @@ class Batch:
     inputs: dict[str, Any]
     mask: torch.Tensor  # [B, L] bool
     excluded: int = 0
+
+
+Resident = Callable[[int], AbstractContextManager[None]]
 
 
 class Source(Protocol):
@@ -64,11 +67,14 @@ class BlockWalk:
         model: any model whose blocks :func:`omniw4.model.find_blocks` finds.
         source: tokens or captured hidden states.
         batch_size: samples a forward.
+        resident: brings a block's weights into memory while it is run, where they are not; see
+            :class:`omniw4.model.StreamedModel`.
     """
 
-    def __init__(self, model: nn.Module, source: Source, batch_size: int = 1) -> None:
+    def __init__(self, model: nn.Module, source: Source, batch_size: int = 1, resident: Resident | None = None) -> None:
         self.backbone = find_backbone(model)[1]
         self.blocks = find_blocks(model)
+        self.resident: Resident = resident or (lambda index: nullcontext())
         self._source = source
         self._ranges = [(i, min(i + batch_size, len(source))) for i in range(0, len(source), batch_size)]
         self._hidden: list[torch.Tensor | None] = [None] * len(self._ranges)  # inputs of the block at _position
@@ -99,7 +105,7 @@ class BlockWalk:
             hidden = _hidden_of(args, kwargs, path)
             if previous and not (hidden is previous[0] or torch.equal(hidden, previous[0])):
                 raise ModelError(f"hidden states change between {self.blocks[index - 1][0]} and {path}", hint=_WHY)
-            with _recording_inputs(block, path) as calls:
+            with self.resident(index), _recording_inputs(block, path) as calls:
                 output = original(*args, **kwargs)
             groups.append(_group(calls, block, path))
             self._returns_tuple = isinstance(output, tuple)
@@ -116,7 +122,7 @@ class BlockWalk:
 
     @torch.no_grad()
     def run(self, index: int, on_batch: Callable[[Batch], None] | None = None, *, advance: bool = True) -> None:
-        """Run block ``index`` on every batch.
+        """Run block ``index``, whose weights are in memory, on every batch.
 
         A row of its input that holds NaN or inf becomes zero, so that attention cannot spread it over the sample,
         and is not counted in this block and the later ones.

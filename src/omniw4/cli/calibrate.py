@@ -45,6 +45,9 @@ def command(
     assignments: options.Set = [],  # noqa: B006
     gguf_file: options.GgufFile = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Leave the blocks on disk and load each when its turn comes: less memory.")
+    ] = False,
     overwrite: options.Overwrite = False,
     json_mode: options.Json = False,
     quiet: options.Quiet = False,
@@ -72,9 +75,9 @@ def command(
     models.check_positions(skeleton, chosen.seq_len if source is None else data.hidden_states.shape[1])
     del skeleton
     with storage.OutputFolder.begin(out, {"verb": "calibrate"}, overwrite=replace, marker="stats.json") as folder:
-        loaded = models.load(
-            model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
-        )
+        opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+        streamed = models.offload(model, device=device, **opening) if offload else None
+        loaded = models.load(model, device=device, **opening) if streamed is None else streamed.loaded
         if source is None:
             data = _tokenize(docs, loaded, chosen, calibrate.dataset_name(dataset), strict)
         for warning in data.warnings:
@@ -87,6 +90,7 @@ def command(
                 folder.result,
                 batch_size=chosen.batch_size,
                 on_block=lambda i, n, path: bar.step(i, n, path),
+                resident=None if streamed is None else streamed.resident,
             )
         excluded = {name: g["excluded"] for name, g in stats.groups.items() if g["excluded"]}
         if excluded:

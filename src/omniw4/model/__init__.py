@@ -7,7 +7,7 @@ verbs agree on the full module paths. The *backbone* is the module that holds th
 
 from omniw4.model.files import hash_source, source_hash
 from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load, skeleton
-from omniw4.model.streaming import StreamedModel, resident_bytes, stream
+from omniw4.model.streaming import StreamedModel, offload, resident_bytes, stream
 from omniw4.model.tree import (
     LinearShape,
     block_linears,
@@ -31,6 +31,7 @@ __all__ = [
     "find_linears",
     "hash_source",
     "load",
+    "offload",
     "resident_bytes",
     "shapes",
     "skeleton",

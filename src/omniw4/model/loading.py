@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def load(
         )
     _refuse_misfits(info, files.name)
     model = model.to(device).eval()
-    tokenizer = _load_tokenizer(files, trust_remote_code)
+    tokenizer = load_tokenizer(files, trust_remote_code)
     return LoadedModel(model, tokenizer, str(source), hash_source(files.weights_root), files.folder)
 
 
@@ -91,13 +91,27 @@ def check_dtype(dtype: str) -> None:
         raise UsageError(f"unknown dtype {dtype!r}", hint=f"use auto, {', '.join(DTYPES)}")
 
 
-def skeleton(source: str | Path, *, gguf_file: str | None = None, trust_remote_code: bool = False) -> nn.Module:
-    """The model without its weights (meta device): enough for shapes and a plan, in no time and memory."""
+def skeleton(
+    source: str | Path, *, gguf_file: str | None = None, trust_remote_code: bool = False, with_buffers: bool = False
+) -> nn.Module:
+    """The model without its weights (meta device): enough for shapes and a plan, in no time and memory.
+
+    Args:
+        with_buffers: buffers are made and filled, such as the frequencies of rotary embeddings, which no file holds.
+    """
     files = find_source(source, gguf_file)
     config, loader = _architecture(files, trust_remote_code)
     hint = "config.json must describe a model that transformers can build"
-    with as_model_error(f"cannot build model {files.name!r}", hint), torch.device("meta"):
+    with as_model_error(f"cannot build model {files.name!r}", hint), _empty_weights(with_buffers):
         return loader.from_config(config) if hasattr(loader, "from_config") else loader(config)
+
+
+def _empty_weights(with_buffers: bool) -> AbstractContextManager[Any]:
+    if not with_buffers:
+        return torch.device("meta")
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+
+    return init_empty_weights(include_buffers=False)
 
 
 def _architecture(files: SourceFiles, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -164,7 +178,8 @@ def _gguf_arguments(gguf_file: str) -> dict[str, Any]:
     return arguments | {"quantization_config": config(dequantize=True)} if config else arguments
 
 
-def _load_tokenizer(files: SourceFiles, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(files: SourceFiles, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model; None where it has none."""
     from transformers import AutoTokenizer
 
     names = ("tokenizer.json", "tokenizer_config.json")
