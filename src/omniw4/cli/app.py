@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import signal
 import sys
 import traceback
@@ -31,6 +32,7 @@ from omniw4.cli import (
     report,
     roofline,
     sensitivity,
+    sweep,
     verify,
 )
 from omniw4.cli.output import print_error
@@ -80,6 +82,7 @@ for _verb, _module in {
     "export": export,
     "roofline": roofline,
     "sensitivity": sensitivity,
+    "sweep": sweep,
     "doctor": doctor,
 }.items():
     app.command(name=_verb)(_interruptible(_module.command))
@@ -137,7 +140,7 @@ def _exit_code(error: BaseException) -> int:
     if hasattr(error, "format_message"):  # a usage error of typer, whose class has no public name in every version
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "omniw4"
-        print_error(_sentence(error.format_message()), f"`{command} --help` lists what there is")
+        print_error(_sentence(_humanly(error.format_message())), f"`{command} --help` lists what there is")
         return EXIT_USAGE
     if isinstance(error, BrokenPipeError):
         return EXIT_OK
@@ -157,6 +160,25 @@ def _exit_code(error: BaseException) -> int:
         "this is a bug of omniw4; OMNIW4_DEBUG=1 shows where it happened",
     )
     return EXIT_INTERNAL
+
+
+# what typer has from pydantic about the value of an option
+_WANTED = (
+    (r"Input should be a valid integer.*", "wanted a whole number"),
+    (r"Input should be a valid (?:number|float).*", "wanted a number"),
+    (r"Input should be a valid boolean.*", "wanted true or false"),
+    (r"Input should be greater than or equal to (\S+)", r"wanted at least \1"),
+    (r"Input should be less than or equal to (\S+)", r"wanted at most \1"),
+    (r"Input should be greater than (\S+)", r"wanted more than \1"),
+    (r"Input should be less than (\S+)", r"wanted less than \1"),
+    (r"Input should be ", "wanted "),
+)
+
+
+def _humanly(message: str) -> str:
+    for pattern, words in _WANTED:
+        message = re.sub(pattern, words, message)
+    return message
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

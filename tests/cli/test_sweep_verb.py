@@ -1,0 +1,54 @@
+"""`omniw4 sweep` measures recipes side by side, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import Run
+
+from omniw4.cli.sweep import parse_recipe
+from omniw4.errors import UsageError
+
+SMALL = ("--windows", 1, "--seq-len", 48, "--no-plots")
+
+
+def test_recipes_are_compared_and_kept(run: Run, qwen3: Path, stats: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    base = ("sweep", qwen3, "--stats", stats, "--out", out, "--dataset", text, *SMALL)
+    ran = run(*base, "--recipe", "rtn", "--recipe", "a8=rtn,recipe.activations.bits=8", "--json")
+    assert ran.code == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    rtn, a8 = told["recipes"]
+    assert (rtn["label"], a8["label"]) == ("rtn", "a8")
+    assert (rtn["activations"], a8["activations"]) == ("4 bits", "8 bits")
+    assert a8["texts"][0]["kl"] < rtn["texts"][0]["kl"]
+    assert json.loads((out / "sweep.json").read_text()) == told
+    assert sorted(p.name for p in out.iterdir()) == ["sweep.html", "sweep.json", "sweep.md"]
+    assert not out.with_name("sweep.partial").exists()
+
+    again = run(*base, "--recipe", "rtn", "--recipe", "rank8=rtn,recipe.lowrank.rank=8")
+    assert again.code == 0, again.stderr
+    assert "rtn: measured before" in again.stderr
+    kept, rank8 = json.loads((out / "sweep.json").read_text())["recipes"]
+    assert kept == rtn
+    assert rank8["effective_bits"] < rtn["effective_bits"]
+
+
+def test_what_is_wrong(run: Run, qwen3: Path, tmp_path: Path) -> None:
+    base = ("sweep", qwen3, "--out", tmp_path / "out", *SMALL)
+    run(*base, "--recipe", "nope").failed(2, "no config file 'nope'")
+    run(*base, "--recipe", "rtn", "--recipe", "rtn").failed(2, "two recipes are called 'rtn'")
+    run(*base, "--recipe", "rtn,oops").failed(2, "--recipe wants")
+    run(*base, "--recipe", "default").failed(2, "needs calibration statistics")
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels() -> None:
+    assert parse_recipe("default") == ("default", "default", [])
+    assert parse_recipe("my/best.yaml") == ("best", "my/best.yaml", [])
+    assert parse_recipe("r=seed,a.b=1,c=2") == ("r", "seed", ["a.b=1", "c=2"])
+    for wrong in ("=seed", "a=", "../x=seed", "seed,rank"):
+        with pytest.raises(UsageError):
+            parse_recipe(wrong)
