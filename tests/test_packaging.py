@@ -63,3 +63,21 @@ def test_the_command_is_declared(installed: Path) -> None:
     assert "Requires-Python: >=3.11" in text
     for requirement in ("torch>=2.11", "transformers<6,>=5"):
         assert f"Requires-Dist: {requirement}\n" in text
+
+
+def test_every_dependency_is_pinned_for_the_two_commands() -> None:
+    """`make install` and `make kernels` install nothing whose version is not in constraints.txt."""
+    import tomllib
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = [*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)]
+    wanted = {canonicalize_name(r.name): r for r in map(Requirement, texts) if r.name != "omniw4"}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pinned = {canonicalize_name(r.name): next(iter(r.specifier)).version for r in pins}
+    assert wanted.keys() - pinned.keys() == set()
+    unfit = {name: pinned[name] for name, r in wanted.items() if not r.specifier.contains(pinned[name])}
+    assert unfit == {}, "pinned outside the range that pyproject.toml allows"

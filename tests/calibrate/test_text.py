@@ -70,7 +70,7 @@ def test_an_unreachable_hub_is_one_sentence() -> None:
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', r"line 2 of dataset file 'broken\.jsonl' is not JSON"),
         ("list.jsonl", b"[1, 2]", "line 1 .* holds a list"),
         ("other.jsonl", b'{"body": "a", "id": 1}', "no field 'text'; found body, id"),
-        ("number.jsonl", b'{"text": 5}', "is a int, wanted a string"),
+        ("number.jsonl", b'{"text": 5}', "is a number, wanted a string"),
         ("latin.jsonl", b'{"text": "caf\xe9"}', "not UTF-8"),
         ("broken.parquet", b"PAR1 not really PAR1", "not readable parquet"),
     ],

@@ -196,6 +196,39 @@ def test_failed_gates_say_what_to_do(run: Run, checkpoint: Path, qwen3: Path, te
     assert "omniw4 quantize" in hint_of(run("verify", damaged, *command), 1)
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("calibrate", "model", "--out", "o", "--samples", "abc"), "'--samples': wanted a whole number"),
+        (("verify", "dir", "--model", "m", "--max-kl", "abc"), "'--max-kl': wanted a number"),
+        (("verify", "dir", "--model", "m", "--layer-tokens", -1), "'--layer-tokens': wanted at least 0"),
+        (("bench", "--repetitions", 0), "'--repetitions': wanted at least 1"),
+    ],
+)
+def test_values_of_options(run: Run, command: tuple[Any, ...], said: str) -> None:
+    ran = run(*command)
+    ran.failed(2, said)
+    assert "Input should" not in ran.stderr
+    assert "--help" in hint_of(ran)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("quantize", "MODEL", "--dry-run", "--device", "meta"), ["meta", "cuda"]),
+        (("bench", "--what", "quantize", "--model", "MODEL", "--workdir", "/proc/none"), ["/proc/none"]),
+        (("bench", "--model", "/no/such", "--shapes", "1x64x64"), ["/no/such"]),
+        (("calibrate", "MODEL", "--out", "out", "--dataset", ""), ["empty"]),
+        (("inspect", __file__), [".safetensors", "checkpoint folder"]),
+    ],
+)
+def test_what_no_verb_can_use(run: Run, qwen3: Path, command: tuple[str, ...], words: list[str]) -> None:
+    ran = run(*(qwen3 if part == "MODEL" else part for part in command))
+    ran.failed(2, *words)
+    assert hint_of(ran)
+    assert "1x64x64" not in ran.stderr, "nothing was timed before"
+
+
 def test_sequences_longer_than_the_models_positions(run: Run, qwen3: Path, checkpoint: Path, text: Path) -> None:
     for verb, options in (("calibrate", ("--out", "out")), ("verify", (checkpoint, "--model"))):
         ran = run(verb, *options, qwen3, "--dataset", text, "--seq-len", 257)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from omniw4 import int4
 from omniw4.config import Recipe
+from omniw4.quantize.gptq import gptq
+from omniw4.quantize.scales import round_to_nearest
 from omniw4.tensors import LinearSpec, LinearStats
 
 
@@ -52,6 +55,18 @@ def spec_of(recipe: Recipe) -> LinearSpec:
         smooth=recipe.smooth.strength > 0,
         act_clip=recipe.activations.clip,
     )
+
+
+def run_gptq(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and FP16 scales of ``gptq``."""
+    rounded = gptq(*arguments, **options)
+    return rounded.codes, rounded.scales
+
+
+def nearest(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and FP16 scales of ``round_to_nearest``."""
+    rounded = round_to_nearest(*arguments, **options)
+    return rounded.codes, rounded.scales
 
 
 def naive_gptq(weight: torch.Tensor, hessian: torch.Tensor, damp: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_problems import best_codes, inputs, naive_gptq, weights
+from quantize_problems import best_codes, inputs, naive_gptq, nearest, run_gptq, weights
 
 from omniw4 import int4
-from omniw4.quantize.gptq import factorise, gptq
+from omniw4.quantize.gptq import factorise
 from omniw4.quantize.layer import relative_error
-from omniw4.quantize.scales import round_to_nearest
 
 
 def hessian_of(x: torch.Tensor) -> torch.Tensor:
@@ -25,7 +24,7 @@ def upper_of(hessian: torch.Tensor, damp: float = 0.01) -> torch.Tensor:
 @pytest.mark.parametrize("k", [64, 192, 320])
 def test_equals_the_naive_loop(k: int) -> None:
     w, h = weights(5, k), hessian_of(inputs(400, k))
-    codes, scales = gptq(w, upper_of(h), "absmax")
+    codes, scales = run_gptq(w, upper_of(h), "absmax")
     naive_codes, naive_scales = naive_gptq(w, h, 0.01)
     # FP32 against FP64: a value at a rounding tie may fall to the other side, and moves everything after it.
     differing = (codes != naive_codes).float().mean().item()
@@ -38,7 +37,7 @@ def test_equals_the_naive_loop(k: int) -> None:
 
 def test_codes_equal_the_naive_loop_exactly_on_one_group() -> None:
     w, h = weights(3, 64, seed=5), hessian_of(inputs(300, 64, seed=6))
-    codes, scales = gptq(w, upper_of(h), "absmax")
+    codes, scales = run_gptq(w, upper_of(h), "absmax")
     naive_codes, naive_scales = naive_gptq(w, h, 0.01)
     assert torch.equal(scales, naive_scales)
     assert torch.equal(codes, naive_codes)
@@ -47,8 +46,8 @@ def test_codes_equal_the_naive_loop_exactly_on_one_group() -> None:
 @pytest.mark.parametrize("block_size", [64, 128, 192, 512])
 def test_block_size_changes_nothing_but_rounding(block_size: int) -> None:
     w, upper = weights(16, 512), upper_of(hessian_of(inputs(600, 512)))
-    codes, scales = gptq(w, upper, "absmax", block_size)
-    reference_codes, reference_scales = gptq(w, upper, "absmax", 64)
+    codes, scales = run_gptq(w, upper, "absmax", block_size)
+    reference_codes, reference_scales = run_gptq(w, upper, "absmax", 64)
     assert (codes != reference_codes).float().mean() < 0.01
     torch.testing.assert_close(scales.float(), reference_scales.float(), rtol=0.02, atol=0)
 
@@ -56,8 +55,8 @@ def test_block_size_changes_nothing_but_rounding(block_size: int) -> None:
 def test_rows_are_independent() -> None:
     """Stacking linears of one input along N is the same problem."""
     w, upper = weights(24, 128), upper_of(hessian_of(inputs(300, 128)))
-    codes, scales = gptq(w, upper, "search")
-    part_codes, part_scales = gptq(w[8:20], upper, "search")
+    codes, scales = run_gptq(w, upper, "search")
+    part_codes, part_scales = run_gptq(w[8:20], upper, "search")
     assert (codes[8:20] != part_codes).float().mean() < 0.01
     torch.testing.assert_close(scales[8:20].float(), part_scales.float(), rtol=0.02, atol=0)
 
@@ -66,9 +65,9 @@ def test_batches_are_independent() -> None:
     w = torch.stack([weights(6, 128, seed=s) for s in range(3)])
     h = torch.stack([hessian_of(inputs(300, 128, seed=s)) for s in range(3)])
     upper = upper_of(h)
-    codes, scales = gptq(w, upper, "search")
+    codes, scales = run_gptq(w, upper, "search")
     for b in range(3):
-        one_codes, one_scales = gptq(w[b], upper_of(h[b]), "search")
+        one_codes, one_scales = run_gptq(w[b], upper_of(h[b]), "search")
         assert (codes[b] != one_codes).float().mean() < 0.01, f"batch {b}"
         torch.testing.assert_close(scales[b].float(), one_scales.float(), rtol=0.02, atol=0)
 
@@ -82,7 +81,7 @@ def test_against_brute_force_on_three_live_columns() -> None:
     for seed in range(20):
         w = torch.zeros(1, 64)
         w[0, free] = torch.randn(3, generator=torch.Generator().manual_seed(seed))
-        codes, scales = gptq(w, upper_of(h, 1e-6), "absmax")
+        codes, scales = run_gptq(w, upper_of(h, 1e-6), "absmax")
         error = output_error(w - int4.dequantize(codes, scales), h)
         optimum = best_codes(w[0], h, float(scales[0, 0]), free)
         rounded = output_error(w - int4.dequantize(int4.encode(w, scales, -8, 7), scales), h)
@@ -98,15 +97,15 @@ def output_error(difference: torch.Tensor, hessian: torch.Tensor) -> float:
 
 def test_beats_rounding_to_nearest() -> None:
     w, h = weights(64, 256), hessian_of(inputs(1000, 256))
-    nearest = relative_error(w - int4.dequantize(*round_to_nearest(w, torch.ones(256), "absmax")), w, h.float())
-    compensated = relative_error(w - int4.dequantize(*gptq(w, upper_of(h), "absmax")), w, h.float())
+    nearest = relative_error(w - int4.dequantize(*nearest(w, torch.ones(256), "absmax")), w, h.float())
+    compensated = relative_error(w - int4.dequantize(*run_gptq(w, upper_of(h), "absmax")), w, h.float())
     assert compensated < 0.6 * nearest
 
 
 def test_an_uncorrelated_hessian_rounds_to_nearest() -> None:
     w = weights(32, 192)
-    codes, scales = gptq(w, upper_of(torch.eye(192)), "absmax")
-    nearest_codes, nearest_scales = round_to_nearest(w, torch.ones(192), "absmax")
+    codes, scales = run_gptq(w, upper_of(torch.eye(192)), "absmax")
+    nearest_codes, nearest_scales = nearest(w, torch.ones(192), "absmax")
     assert torch.equal(scales, nearest_scales)
     assert torch.equal(codes, nearest_codes)
 
@@ -125,7 +124,7 @@ def test_rank_deficient_hessians_factorise_with_the_first_damping(tokens: int) -
     factor = factorise(h, 0.01)
     assert factor.damp == 0.01
     assert factor.log == []
-    codes, scales = gptq(weights(8, 128), upper_of(h), "search")
+    codes, scales = run_gptq(weights(8, 128), upper_of(h), "search")
     assert torch.isfinite(scales).all()
     assert (codes != 0).any()
 
@@ -137,12 +136,12 @@ def test_dead_channels_round_to_nearest_and_disturb_nobody() -> None:
     upper = upper_of(hessian_of(x))
     w = weights(8, 128)
     w[:, dead] *= 0.1  # never a group's largest, so that the scales do not depend on them
-    codes, scales = gptq(w, upper, "absmax")
+    codes, scales = run_gptq(w, upper, "absmax")
     for column in dead:
         expected = int4.encode(w[:, column, None], scales[:, column // 64, None], -8, 7)
         assert torch.equal(codes[:, column, None], expected), f"column {column}"
     w[:, dead] = 0
-    other, other_scales = gptq(w, upper, "absmax")
+    other, other_scales = run_gptq(w, upper, "absmax")
     assert torch.equal(scales, other_scales)
     assert torch.equal(codes[:, live], other[:, live])
 

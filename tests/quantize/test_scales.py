@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_problems import weights
+from quantize_problems import nearest, weights
 
 from omniw4 import int4
-from omniw4.quantize.scales import SHRINK_GRID, group_scales, round_to_grid, round_to_nearest
+from omniw4.quantize.scales import SHRINK_GRID, Float16Scales, round_to_grid
 
 
 def test_absmax_is_the_rule_of_int4() -> None:
     w = weights(9, 256)
-    codes, scales = round_to_nearest(w, torch.ones(256), "absmax")
+    codes, scales = nearest(w, torch.ones(256), "absmax")
     expected_codes, expected_scales = int4.quantize_groups(w)
     assert torch.equal(scales, expected_scales)
     assert torch.equal(codes, expected_codes)
@@ -22,7 +22,7 @@ def test_round_to_grid_is_encode_and_dequantize_bit_for_bit() -> None:
     w = torch.cat([weights(7, 64), torch.zeros(1, 64), torch.full((1, 64), 3e-8), torch.full((1, 64), 7e4)])
     scales = int4.scale_from_absmax(w.abs().amax(1), 7, 0.8)
     codes = int4.encode(w, scales[:, None], -8, 7)
-    assert torch.equal(round_to_grid(w.T.contiguous(), scales), int4.dequantize(codes, scales[:, None]).T)
+    assert torch.equal(round_to_grid(w.T.contiguous(), scales.float()), int4.dequantize(codes, scales[:, None]).T)
 
 
 @pytest.mark.parametrize("lead", [(), (3,)])
@@ -30,10 +30,10 @@ def test_search_finds_the_least_weighted_error_of_the_grid(lead: tuple[int, ...]
     g = torch.Generator().manual_seed(0)
     group = torch.randn(*lead, 64, 11, generator=g)
     importance = torch.rand(*lead, 64, generator=g)
-    chosen = group_scales(group, importance, "search")
+    chosen = Float16Scales("search").choose(group, importance)
 
     def error(scales: torch.Tensor) -> torch.Tensor:
-        e = group.double() - round_to_grid(group, scales).double()
+        e = group.double() - round_to_grid(group, scales.float()).double()
         return (e.square() * importance.double()[..., None]).sum(-2)
 
     absmax = group.abs().amax(-2)
@@ -44,8 +44,8 @@ def test_search_finds_the_least_weighted_error_of_the_grid(lead: tuple[int, ...]
 
 def test_search_is_never_worse_than_absmax() -> None:
     w = weights(64, 256)
-    absmax = (w - int4.dequantize(*round_to_nearest(w, torch.ones(256), "absmax"))).square()
-    search = (w - int4.dequantize(*round_to_nearest(w, torch.ones(256), "search"))).square()
+    absmax = (w - int4.dequantize(*nearest(w, torch.ones(256), "absmax"))).square()
+    search = (w - int4.dequantize(*nearest(w, torch.ones(256), "search"))).square()
     assert (int4.split_groups(search).sum(-1) <= int4.split_groups(absmax).sum(-1) * 1.0001).all()
 
 
@@ -57,7 +57,7 @@ def test_zero_tiny_constant_and_huge_groups(rule: str) -> None:
     w[3] = -0.25
     w[4, 10] = 1.0  # one value
     w[5] = 6e4
-    codes, scales = round_to_nearest(w, torch.ones(64), rule)  # type: ignore[arg-type]
+    codes, scales = nearest(w, torch.ones(64), rule)  # type: ignore[arg-type]
     assert torch.isfinite(scales).all()
     assert scales[0] == 0
     assert not codes[0].any()
@@ -68,5 +68,5 @@ def test_zero_tiny_constant_and_huge_groups(rule: str) -> None:
 
 def test_importance_of_zero_everywhere_still_gives_a_usable_scale() -> None:
     w = weights(4, 64)
-    _, scales = round_to_nearest(w, torch.zeros(64), "search")
+    _, scales = nearest(w, torch.zeros(64), "search")
     assert torch.equal(scales, int4.quantize_groups(w)[1])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from omniw4.bench.result import OnProgress, ProcessRow, Progress
 from omniw4.errors import OmniW4Error
+from omniw4.storage import explain_os_errors
 
 _MAIN = "import sys; from omniw4.cli.app import main; sys.exit(main())"
 # Linux counts into the peak of a new process what its parent held when it was forked. So the command is not a child
@@ -42,10 +43,13 @@ def bench_quantize(
         workdir: where the temporary folder is made; the system's when None.
 
     Raises:
+        StorageError: no folder can be made there.
         OmniW4Error: a verb failed; the message ends with its last line on stderr.
     """
     rows = []
-    with tempfile.TemporaryDirectory(prefix="omniw4-bench-", dir=workdir) as folder:
+    with explain_os_errors("make a folder in", workdir or Path(tempfile.gettempdir())):
+        temporary = tempfile.TemporaryDirectory(prefix="omniw4-bench-", dir=workdir)
+    with temporary as folder:
         stats, out = str(Path(folder) / "stats"), str(Path(folder) / "out")
         verbs = {
             "calibrate": ["calibrate", model, "--out", stats, *calibrate],

@@ -60,6 +60,8 @@ def run(
         CheckpointError, ModelError: a folder or model that cannot be read.
     """
     _check(what, directory, model)
+    if model is not None:
+        models.source_hash(model, gguf_file=gguf_file)  # one that is not there is told before anything is timed
     target = torch.device(device)
     on_gpu = target.type == "cuda"
     warmup = (WARMUP if on_gpu else CPU_WARMUP) if warmup is None else warmup

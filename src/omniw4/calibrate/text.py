@@ -41,6 +41,8 @@ def read_text(source: str | Path | None) -> list[str]:
     if source is None:
         return _builtin()
     path, name = Path(source).expanduser(), str(source)
+    if not name:
+        raise DatasetError("the name of the dataset is empty")
     if path.is_dir():
         raise DatasetError(f"dataset {name!r} is a folder, wanted a file", hint=f"give one of {', '.join(_READERS)}")
     if not path.is_file() and (path.suffix in _READERS or path.is_absolute() or name.startswith(".")):
@@ -163,15 +165,18 @@ def _read_hub(name: str) -> Iterator[str]:
         ) from e
 
 
+def _kind(value: Any) -> str:
+    """What a JSON value is called."""
+    names = {"dict": "an object", "list": "a list", "str": "a string", "int": "a number", "float": "a number"}
+    return "null" if value is None else names.get(type(value).__name__, f"a {type(value).__name__}")
+
+
 def _field(row: Any, where: str) -> str:
     if not isinstance(row, dict):
-        raise DatasetError(
-            f"{where} holds a {type(row).__name__}, wanted an object with the field {FIELD!r}", hint=_JSONL
-        )
+        raise DatasetError(f"{where} holds {_kind(row)}, wanted an object with the field {FIELD!r}", hint=_JSONL)
     if FIELD not in row:
         found = ", ".join(map(str, row)) or "none"
         raise DatasetError(f"{where} has no field {FIELD!r}; found {found}", hint=_RENAME)
     if not isinstance(row[FIELD], str):
-        found = type(row[FIELD]).__name__
-        raise DatasetError(f"field {FIELD!r} in {where} is a {found}, wanted a string", hint=_RENAME)
+        raise DatasetError(f"field {FIELD!r} in {where} is {_kind(row[FIELD])}, wanted a string", hint=_RENAME)
     return row[FIELD]

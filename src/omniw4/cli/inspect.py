@@ -10,6 +10,7 @@ import typer
 
 from omniw4.cli import options
 from omniw4.cli.output import figure, size, table
+from omniw4.errors import UsageError
 
 if TYPE_CHECKING:
     from omniw4.checkpoint import Summary
@@ -25,6 +26,10 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Show recipe, provenance, sizes and errors of a checkpoint; its structure is checked on the way."""
+    if path.is_file() and path.suffix != ".safetensors":
+        raise UsageError(
+            f"{str(path)!r} is no .safetensors file", hint="name a checkpoint folder, or one of its .safetensors files"
+        )
     output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4.checkpoint import Checkpoint, summarize

@@ -95,6 +95,8 @@ def check_device(device: str) -> None:
 
     try:
         kind = torch.device(device)
+        if kind.type == "meta":
+            raise UsageError(f"--device {device}: it holds no numbers", hint="use cpu, cuda or cuda:INDEX")
         if kind.type == "cuda" and not torch.cuda.is_available():
             raise UsageError(f"--device {device}: this machine has no CUDA device", hint="use --device cpu")
         torch.empty(0, device=kind)
