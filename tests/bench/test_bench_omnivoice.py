@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from omnivoice_fixture import require_omnivoice
-from omniw4.bench.omnivoice import REQUESTS, Request, Sample, bench_omnivoice, round_to_nearest
+from omniw4.bench.omnivoice import REQUESTS, Request, bench_omnivoice, round_to_nearest
+from omniw4.bench.omnivoice_rows import Sample
 from omniw4.errors import UsageError
 from omniw4.tensors import LinearSpec
 

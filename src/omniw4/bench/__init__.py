@@ -7,11 +7,11 @@
     result = bench.run(
         "out",                        # checkpoint: gives the shapes and the spec; None: the backbone's shapes
         "path/or/hub-id",             # the original; needed for "model" and "quantize"
-        what=("ops",),                # any of bench.WHAT: "ops", "model", "quantize", "backbone"
+        what=("ops",),                # any of bench.WHAT: "ops", "model", "quantize", "backbone", "omnivoice"
         shapes=bench.parse_shapes("16x2048x1024,..."),   # --shapes MxNxK; None: every (N, K) at several M
         prefill=bench.parse_prefill("1x128,2x352"),      # --prefill BATCHxTOKENS for "model"; None: a few
         device="cpu", dtype="auto",   # "auto": float32 on a CPU, float16 on a GPU
-        engines=None, tokens=None,    # --engines and --tokens for "backbone"; None: all of them
+        engines=None, tokens=None,    # --engines and --tokens for "backbone"; --engines for "omnivoice" too; None: all
         layout=None,                  # kernel family; None: the best compiled for the device
         warmup=None, repetitions=None,
         calibrate_flags=(), quantize_flags=(),   # passed on by "quantize", such as ("--samples", "32")
@@ -24,6 +24,7 @@
     result.model                      # list[ModelRow]: batch seq_len mode quantized original speedup relative_error
     result.quantize                   # list[ProcessRow]: what seconds cpu_seconds peak_rss_bytes
     result.backbone               # list[BackboneRow]: engine tokens bucket timing speedups error weight_bytes
+    result.omnivoice                  # list[OmniVoiceRow]: engine batch samples mean_rtf speedup memory_bytes start_up
     result.passed                     # every output was checked against FP64 before it was timed
     result.to_dict()                  # the document of --json, raw samples included
 

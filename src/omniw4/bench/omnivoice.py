@@ -9,18 +9,18 @@ tokenizing, the codec and copies are in it.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from omniw4 import int4
 from omniw4 import model as models
+from omniw4.bench.omnivoice_rows import OmniVoiceRow, Sample
 from omniw4.bench.result import OnProgress, Progress
 from omniw4.errors import UsageError
 from omniw4.hadamard import hadamard64
@@ -59,56 +59,6 @@ REQUESTS = (
     Request("story", "Nobody in the village could remember who had planted the lime tree, but everybody agreed that it "
             "had always been there, even before the church and the well.", 12.0),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One request, or one batch of them: the seconds of each repetition."""
-
-    name: str
-    audio_seconds: float  # of all items, as asked for
-    seconds: tuple[float, ...]
-    decoding: tuple[float, ...]  # of these, in the iterative decoding
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def rtf(self) -> float:
-        return self.median / self.audio_seconds
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "median_seconds": self.median,
-            "decoding_seconds": statistics.median(self.decoding),
-            "rtf": self.rtf,
-        }
-
-
-@dataclass
-class OmniVoiceRow:
-    """One engine at one batch size."""
-
-    engine: str  # "package", or a back end of the accelerated one
-    batch: int
-    samples: list[Sample]
-    speedup: float | None = None  # the package's mean RTF at this batch size over this one
-    checked: bool = True  # every waveform finite and of the length asked for
-    memory_bytes: int | None = None  # allocated on the device while it ran, at most
-    start_up: dict[str, Any] = field(default_factory=dict)  # Accelerated.report()
-    note: str = ""
-
-    @property
-    def mean_rtf(self) -> float:
-        """All time over all audio."""
-        return sum(s.median for s in self.samples) / sum(s.audio_seconds for s in self.samples)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {k: v for k, v in vars(self).items() if k != "samples"}
-        samples = [sample.to_dict() for sample in self.samples]
-        return {**plain, "mean_rtf": self.mean_rtf if self.samples else None, "samples": samples}
 
 
 def bench_omnivoice(
@@ -258,7 +208,8 @@ def _row(
         (str(w.message) for w in caught if "omniw4" in str(w.message) or "uncaptured" in str(w.message)), ""
     )
     package = next((r for r in (*rows, row) if r.engine == PACKAGE and r.batch == batch and r.samples), None)
-    row.speedup = package.mean_rtf / row.mean_rtf if package else None
+    if package is not None and package.mean_rtf and row.mean_rtf:
+        row.speedup = package.mean_rtf / row.mean_rtf
     return row
 
 

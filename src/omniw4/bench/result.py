@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from omniw4.bench.environment import Environment
+from omniw4.bench.omnivoice_rows import OmniVoiceRow
 from omniw4.bench.timing import Timing
 
 
@@ -141,7 +142,7 @@ class ProcessRow:
         return asdict(self)
 
 
-PARTS = ("ops", "model", "quantize", "backbone")
+PARTS = ("ops", "model", "quantize", "backbone", "omnivoice")
 
 
 @dataclass
@@ -156,13 +157,14 @@ class BenchResult:
     model: list[ModelRow] = field(default_factory=list)
     quantize: list[ProcessRow] = field(default_factory=list)
     backbone: list[BackboneRow] = field(default_factory=list)
+    omnivoice: list[OmniVoiceRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what must be said wherever a number of this run is printed
 
     @property
     def passed(self) -> bool:
         """No output was found wrong before timing."""
         checked = [row.checked for row in self.ops] + [row.checked for row in self.model]
-        return all(checked + [row.checked for row in self.backbone])
+        return all(checked + [row.checked for row in self.backbone] + [row.checked for row in self.omnivoice])
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,9 @@ from omniw4.bench.ceilings import measure_ceiling
 from omniw4.bench.environment import environment
 from omniw4.bench.linear import BACKBONE, Shape, bench_ops, default_shapes
 from omniw4.bench.model import CPU_PREFILL, GPU_PREFILL, Prefill, bench_model
+from omniw4.bench.omnivoice import ENGINES as OMNIVOICE_ENGINES
+from omniw4.bench.omnivoice import PACKAGE, REQUESTS, bench_omnivoice
+from omniw4.bench.omnivoice_rows import OmniVoiceRow
 from omniw4.bench.process import bench_quantize
 from omniw4.bench.result import BenchResult, OnProgress, Progress
 from omniw4.bench.timing import REPETITIONS, WARMUP
@@ -25,9 +28,11 @@ from omniw4.runtime.linear import W4A4Linear
 from omniw4.runtime.load import load
 from omniw4.tensors import LinearSpec
 
-WHAT = ("ops", "model", "quantize", "backbone")
+WHAT = ("ops", "model", "quantize", "backbone", "omnivoice")
 CPU_REPETITIONS, CPU_WARMUP = 5, 1
 _ON_CPU = "on a CPU: the references in plain torch are timed, not kernels; these numbers say nothing about a GPU"
+_RANDOM = "omnivoice: random weights of the real size, 32 steps; RTF is generate() from text and reference to waveform"
+_TINY = "omnivoice on a CPU: two requests, 4 steps, 2 layers, to see that it runs; not a figure of anything"
 _EMULATED = "mma_s4 is emulated on this GPU (native on sm_80, sm_86, sm_89): its times prove nothing about its speed"
 
 
@@ -111,7 +116,25 @@ def run(
             target, run_dtype, engines=engines or ALL, tokens=tokens or TOKENS, layout=asked_layout,
             warmup=warmup, repetitions=repetitions, on_progress=on_progress,
         )  # fmt: skip
+    if "omnivoice" in what:
+        named = None if "backbone" in what else engines  # whose engines have other names
+        result.omnivoice = _bench_omnivoice(target, named, repetitions, on_progress)
+        result.notes.append(_RANDOM if on_gpu else _TINY)
     return result
+
+
+def _bench_omnivoice(
+    device: torch.device, engines: Sequence[str] | None, repetitions: int, on_progress: OnProgress | None
+) -> list[OmniVoiceRow]:
+    repetitions = min(repetitions, 3)  # of calls that take a second each
+    if device.type == "cuda":
+        return bench_omnivoice(
+            device, engines=engines or OMNIVOICE_ENGINES, repetitions=repetitions, on_progress=on_progress
+        )
+    return bench_omnivoice(
+        device, engines=engines or (PACKAGE, "reference"), requests=REQUESTS[:2], repetitions=repetitions, num_step=4,
+        tiny=True, on_progress=on_progress,
+    )  # fmt: skip
 
 
 def _check(what: Sequence[str], directory: str | Path | None, model: str | Path | None) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omniw4.cli import options
+from omniw4.cli.omnivoice_report import omnivoice_tables
 from omniw4.cli.output import clock, figure, size, table
 from omniw4.errors import VerdictError
 
@@ -26,7 +27,9 @@ def command(
     what: Annotated[
         list[str] | None,
         typer.Option(
-            "--what", metavar="PART", help="ops, model, quantize, backbone; default: ops, and model with --model."
+            "--what",
+            metavar="PART",
+            help="ops, model, quantize, backbone, omnivoice; default: ops, and model with --model.",
         ),
     ] = None,
     shapes: Annotated[str | None, typer.Option("--shapes", metavar="MxNxK,...", help="Shapes of the ops.")] = None,
@@ -36,7 +39,9 @@ def command(
     engines: Annotated[
         list[str] | None,
         typer.Option(
-            "--engines", metavar="NAME", help="Of --what backbone: hf-eager, hf-graph, hf-compiled, fp16, ..."
+            "--engines",
+            metavar="NAME",
+            help="Of --what backbone: hf-eager, hf-graph, hf-compiled, fp16, ...; of omnivoice: package, fp16, ...",
         ),
     ] = None,
     tokens: Annotated[
@@ -98,6 +103,7 @@ def command(
         wrong = [f"{row.op} {row.m}×{row.n}×{row.k}" for row in result.ops if not row.checked]
         wrong += [f"model {row.batch}×{row.seq_len}" for row in result.model if not row.checked]
         wrong += [f"backbone {row.engine} at P={row.tokens}" for row in result.backbone if not row.checked]
+        wrong += [f"omnivoice {row.engine}, batch {row.batch}" for row in result.omnivoice if not row.checked]
         raise VerdictError(
             f"wrong output, not timed: {', '.join(wrong)}",
             hint="the notes of --json say by how much; a GPU's kernels are compiled anew by `make kernels`",
@@ -125,6 +131,8 @@ def report(result: BenchResult) -> str:
         parts.append(table(("verb", "time", "CPU", "peak memory"), costs))
     if result.backbone:
         parts.append(_backbone_table(result))
+    if result.omnivoice:
+        parts += omnivoice_tables(result.omnivoice)
     return "\n\n".join(parts)
 
 
