@@ -10,6 +10,7 @@ import torch
 
 from omniw4.calibrate.capture import capture
 from omniw4.calibrate.dataset import TokenSet, dataset_name, read_text, tokenize
+from omniw4.calibrate.relay import Relay
 from omniw4.calibrate.sources import HiddenSource, TokenSource, read_hidden
 from omniw4.calibrate.stats import Stats, StatsWriter
 from omniw4.calibrate.walk import Resident
@@ -18,10 +19,12 @@ from omniw4.model import LoadedModel, check_positions, find_backbone
 
 __all__ = [
     "HiddenSource",
+    "Relay",
     "Stats",
     "TokenSet",
     "calibrate",
     "capture",
+    "contribute",
     "dataset_name",
     "fingerprint",
     "read_hidden",
@@ -38,6 +41,7 @@ def calibrate(
     batch_size: int = 1,
     on_block: Callable[[int, int, str], None] | None = None,
     resident: Resident | None = None,
+    relay: Relay | None = None,
 ) -> Stats:
     """Capture the statistics of a model and write them to an existing, empty folder.
 
@@ -46,6 +50,7 @@ def calibrate(
         batch_size: samples a forward.
         on_block: called after each block with (blocks done, blocks, path of the block).
         resident: brings a block into memory while it is run; see :func:`omniw4.model.offload`.
+        relay: processes that share the samples, this one being the last of them; the others :func:`contribute`.
 
     Raises:
         UsageError: sequences longer than the model has positions.
@@ -67,8 +72,24 @@ def calibrate(
     }
     source = TokenSource(data) if isinstance(data, TokenSet) else data
     with StatsWriter(folder, fingerprint(loaded, data), provenance) as sink:
-        capture(loaded.model, source, sink, batch_size=batch_size, on_block=on_block, resident=resident)
+        capture(
+            loaded.model, source, sink, batch_size=batch_size, on_block=on_block, resident=resident, relay=relay
+        )
     return Stats.open(folder)
+
+
+def contribute(
+    loaded: LoadedModel,
+    data: TokenSet | HiddenSource,
+    relay: Relay,
+    *,
+    batch_size: int = 1,
+    resident: Resident | None = None,
+) -> None:
+    """The part of :func:`calibrate` of a process that is not the last: its sums go to the one behind it."""
+    _check_fit(loaded, data)
+    source = TokenSource(data) if isinstance(data, TokenSet) else data
+    capture(loaded.model, source, None, batch_size=batch_size, resident=resident, relay=relay)
 
 
 def fingerprint(loaded: LoadedModel, data: TokenSet | HiddenSource) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from omniw4.calibrate.accumulate import Accumulator
+from omniw4.calibrate.relay import Relay
 from omniw4.calibrate.walk import Batch, BlockWalk, Group, Resident, Source
 from omniw4.errors import ModelError, NonFiniteError
 from omniw4.tensors import LinearStats
@@ -28,33 +29,45 @@ class Sink(Protocol):
 def capture(
     model: nn.Module,
     source: Source,
-    sink: Sink,
+    sink: Sink | None,
     *,
     batch_size: int = 1,
     on_block: Callable[[int, int, str], None] | None = None,
     resident: Resident | None = None,
+    relay: Relay | None = None,
 ) -> None:
     """Run ``source`` through the model's blocks and hand each group's statistics to ``sink``.
 
     Args:
         model: in eval mode.
         source: a :class:`~omniw4.calibrate.sources.TokenSource` or ``HiddenSource``.
+        sink: None in a process that hands its sums on to another.
         batch_size: samples a forward; changes speed and memory, and the statistics only by rounding.
         on_block: called after each block with (blocks done, blocks, path).
         resident: see :class:`~omniw4.calibrate.walk.BlockWalk`.
+        relay: the processes that share the samples; None: this one has them all.
 
     Raises:
+        UsageError: fewer batches than processes.
         ModelError: a model that cannot be walked block by block.
         NonFiniteError: more than 10 % of the rows that reach a linear hold NaN or inf.
     """
-    walk = BlockWalk(model, source, batch_size, resident)
+    relay = relay or Relay(0, 1)
+    walk = BlockWalk(model, source, batch_size, resident, relay.share(len(source), batch_size))
     groups = walk.probe()
-    sink.begin([group for block in groups for group in block])
+    if sink is not None:
+        sink.begin([group for block in groups for group in block])
     for index, (path, _) in enumerate(walk.blocks):
         with walk.resident(index), _observing(model, groups[index]) as (accumulators, set_batch):
+            sums = [accumulators[group.name] for group in groups[index]]
+            relay.take(sums)
             walk.run(index, set_batch)
-            for group in groups[index]:
-                sink.put(group, _finish(group, accumulators.pop(group.name)))
+            if not relay.last:
+                relay.hand_on(sums)
+            del sums
+            if sink is not None:
+                for group in groups[index]:
+                    sink.put(group, _finish(group, accumulators.pop(group.name)))
         if on_block is not None:
             on_block(index + 1, len(walk), path)
 

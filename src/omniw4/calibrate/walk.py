@@ -69,14 +69,23 @@ class BlockWalk:
         batch_size: samples a forward.
         resident: brings a block's weights into memory while it is run, where they are not; see
             :class:`omniw4.model.StreamedModel`.
+        samples: those to walk with; all of them without it.
     """
 
-    def __init__(self, model: nn.Module, source: Source, batch_size: int = 1, resident: Resident | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        source: Source,
+        batch_size: int = 1,
+        resident: Resident | None = None,
+        samples: range | None = None,
+    ) -> None:
         self.backbone = find_backbone(model)[1]
         self.blocks = find_blocks(model)
         self.resident: Resident = resident or (lambda index: nullcontext())
         self._source = source
-        self._ranges = [(i, min(i + batch_size, len(source))) for i in range(0, len(source), batch_size)]
+        mine = samples or range(len(source))
+        self._ranges = [(i, min(i + batch_size, mine.stop)) for i in range(mine.start, mine.stop, batch_size)]
         self._hidden: list[torch.Tensor | None] = [None] * len(self._ranges)  # inputs of the block at _position
         self._lost: list[torch.Tensor | None] = [None] * len(self._ranges)  # [B, L] bool: rows that held NaN or inf
         self._position = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from omniw4 import config as configs
-from omniw4.cli import options, settings
+from omniw4.cli import options, processes, settings
 from omniw4.cli.output import size
 from omniw4.errors import UsageError
 
@@ -57,15 +57,18 @@ def command(
     chosen = settings.load(config, assignments, {"calibrate": flags}).calibrate
     if dataset is not None and source is not None:
         raise UsageError("--dataset and --source exclude each other", hint="--source is for models that read no text")
-    output = options.start(json_mode=json_mode, quiet=quiet)
+    team = processes.find()
+    output = options.start(json_mode=json_mode, quiet=quiet or not team.last)
 
     from omniw4 import calibrate, storage
     from omniw4 import model as models
 
+    device = team.join(device)
     options.check_device(device)
     models.check_dtype(dtype)
     replace = overwrite or _only_a_torn_calibration(out)
-    storage.OutputFolder.check(out, overwrite=replace, marker="stats.json")
+    if team.last:
+        storage.OutputFolder.check(out, overwrite=replace, marker="stats.json")
     data: TokenSet | HiddenSource
     if source is not None:
         data = calibrate.read_hidden(source, strict=strict)
@@ -74,12 +77,23 @@ def command(
     skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
     models.check_positions(skeleton, chosen.seq_len if source is None else data.hidden_states.shape[1])
     del skeleton
-    with storage.OutputFolder.begin(out, {"verb": "calibrate"}, overwrite=replace, marker="stats.json") as folder:
-        opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+    opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+
+    def load() -> tuple[LoadedModel, TokenSet | HiddenSource, Any]:
         streamed = models.offload(model, device=device, **opening) if offload else None
         loaded = models.load(model, device=device, **opening) if streamed is None else streamed.loaded
-        if source is None:
-            data = _tokenize(docs, loaded, chosen, calibrate.dataset_name(dataset), strict)
+        if source is not None:
+            return loaded, data, streamed and streamed.resident
+        tokens = _tokenize(docs, loaded, chosen, calibrate.dataset_name(dataset), strict)
+        return loaded, tokens, streamed and streamed.resident
+
+    relay = calibrate.Relay(team.rank, team.world)
+    if not team.last:
+        loaded, data, resident = load()
+        calibrate.contribute(loaded, data, relay, batch_size=chosen.batch_size, resident=resident)
+        return
+    with storage.OutputFolder.begin(out, {"verb": "calibrate"}, overwrite=replace, marker="stats.json") as folder:
+        loaded, data, resident = load()
         for warning in data.warnings:
             output.warn(warning)
         output.note(f"calibrating {loaded.source} on {_told(data.fingerprint)}")
@@ -90,7 +104,8 @@ def command(
                 folder.result,
                 batch_size=chosen.batch_size,
                 on_block=lambda i, n, path: bar.step(i, n, path),
-                resident=None if streamed is None else streamed.resident,
+                resident=resident,
+                relay=relay,
             )
         excluded = {name: g["excluded"] for name, g in stats.groups.items() if g["excluded"]}
         if excluded:

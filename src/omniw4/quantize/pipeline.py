@@ -62,6 +62,7 @@ def quantize_model(
     *,
     group_of: Callable[[str], str] | None = None,
     device: torch.device | str = "cpu",
+    part: tuple[int, int] = (0, 1),
 ) -> list[LayerReport]:
     """Quantize every linear of the plan that is not done.
 
@@ -76,6 +77,8 @@ def quantize_model(
         group_of: name of the input a linear reads; equal names share one set of statistics. Without it, each linear
             is on its own.
         device: where the maths runs.
+        part: (rank, processes): of several processes this one does its share of the groups. What a linear becomes does
+            not depend on the process.
 
     Returns:
         Reports of the linears quantized by this call.
@@ -89,7 +92,7 @@ def quantize_model(
         raise ModelError(f"the model has no linear {missing[0]!r} ({len(missing)} of the plan are missing)")
     finished = sum(entry.path in done for entry in plan.quantized)
     reports: list[LayerReport] = []
-    for group in plan.input_groups(group_of):
+    for group in share_of(plan.input_groups(group_of), *part):
         if all(entry.path in done for entry in group):
             continue
         stats = _stats_of(group, stats_for, device) if plan.needs_stats else None
@@ -103,6 +106,18 @@ def quantize_model(
             if on_progress is not None:
                 on_progress(Progress(finished, len(plan.quantized), report))
     return reports
+
+
+def share_of(groups: list[list[PlanEntry]], rank: int, processes: int) -> list[list[PlanEntry]]:
+    """The groups of one process, in their order: the largest first to whoever has the least to do."""
+    cost = [group[0].in_features ** 2 * (group[0].in_features + sum(e.out_features for e in group)) for group in groups]
+    load, mine = [0] * processes, set()
+    for index in sorted(range(len(groups)), key=lambda i: -cost[i]):  # stable
+        least = load.index(min(load))
+        load[least] += cost[index]
+        if least == rank:
+            mine.add(index)
+    return [group for index, group in enumerate(groups) if index in mine]
 
 
 def _load(entry: PlanEntry, source: WeightSource, device: torch.device | str) -> Linear:
