@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from omniw4 import __version__
-from omniw4.cli import distilling, layer_report, options, plan_report, settings
+from omniw4.cli import distilling, layer_report, options, plan_report, processes, settings
 from omniw4.cli.output import Output
 from omniw4.errors import OmniW4Error, StatsError, UsageError
 
@@ -74,7 +74,8 @@ def command(
         raise UsageError("--distill-dataset is given, but nothing is distilled", hint="add --distill-steps 200")
     if out is None and not dry_run:
         raise UsageError("--out is missing", hint="name the folder to write, or look at the plan with --dry-run")
-    output = options.start(json_mode=json_mode, quiet=quiet)
+    team = processes.find()
+    output = options.start(json_mode=json_mode, quiet=quiet or not team.first)
 
     from omniw4 import model as models
     from omniw4 import storage
@@ -82,11 +83,12 @@ def command(
     from omniw4.quantize.pipeline import check_finite
     from omniw4.quantize.plan import make_plan
 
+    device = team.join(device)
     options.check_device(device)
     models.check_dtype(dtype)
     shard_size = parse_size(max_shard_size)
     opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
-    if out is not None and not dry_run:
+    if out is not None and not dry_run and team.first:
         storage.OutputFolder.check(out, overwrite=overwrite, marker=_MARKER)
     skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
     plan = make_plan(models.shapes(skeleton), recipe, models.block_linears(skeleton))
@@ -125,12 +127,17 @@ def command(
         linears = models.find_linears(loaded.model)
         return loaded, {e.path: partial(_weights_of, linears[e.path]) for e in plan.quantized}
 
+    if not team.first:
+        team.wait()  # until the folder is there
+        _quantize_share(load, storage.OutputFolder.partial_of(out), plan, recipe, found, device, team)
+        return
     with (
         storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, resume=resume, marker=_MARKER) as folder,
         options.interruptible(lambda: _kept(folder, len(plan.quantized))),
         _naming_what_is_kept(folder, len(plan.quantized)),
     ):
-        document, text = _quantize(load, folder, plan, recipe, found, distill_text, shard_size, device, output)
+        team.wait()
+        document, text = _quantize(load, folder, plan, recipe, found, distill_text, shard_size, device, output, team)
     output.result(text.replace("OUT", str(out), 1), {"out": str(out), **document})
 
 
@@ -144,6 +151,7 @@ def _quantize(
     shard_size: int,
     device: str,
     output: Output,
+    team: processes.Processes,
 ) -> tuple[dict[str, Any], str]:
     """The run between the checks and the result: document and text of it, ``OUT`` standing for the folder."""
     from omniw4.checkpoint import Checkpoint, LayerStore, assemble
@@ -176,7 +184,11 @@ def _quantize(
             tell,
             group_of=stats.group_of if stats else None,
             device=device,
+            part=(team.rank, team.world),
         )
+    team.wait()
+    if not team.alone:
+        store = LayerStore(folder.partial)  # with what the others made
     reports = [store.report(e.path) for e in plan.quantized]
     output.note("\n" + layer_report.table_of(reports) + "\n")
     layer_report.warn(reports, output)
@@ -199,6 +211,34 @@ def _quantize(
     )
     checkpoint = Checkpoint.open(folder.commit())
     return layer_report.summary(checkpoint, reports, plan, time.monotonic() - began)
+
+
+def _quantize_share(
+    load: Callable[[], tuple[LoadedModel, dict[str, WeightSource]]],
+    partial_folder: Path,
+    plan: Plan,
+    recipe: Recipe,
+    stats: Stats | None,
+    device: str,
+    team: processes.Processes,
+) -> None:
+    """The linears of a process that is not the first, into the folder of the first."""
+    from omniw4.checkpoint import LayerStore
+    from omniw4.quantize.pipeline import quantize_model
+
+    store = LayerStore(partial_folder)
+    quantize_model(
+        load()[1],
+        plan,
+        recipe,
+        stats.linear if stats else lambda _: None,
+        store.put,
+        store.done(),
+        group_of=stats.group_of if stats else None,
+        device=device,
+        part=(team.rank, team.world),
+    )
+    team.wait()
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class OutputFolder:
             StorageError: the folder cannot be made.
         """
         out = Path(out).resolve()
-        partial = out.with_name(f"{out.name}.partial") if out.name else out
+        partial = cls.partial_of(out)
         if not partial.is_dir() or partial == out:
             _refuse_existing(out, overwrite, marker)
         with explain_os_errors("make folder", partial):
@@ -85,14 +85,20 @@ class OutputFolder:
         return cls(out, partial, lock, overwrite, resumed, marker)
 
     @staticmethod
-    def check(out: str | Path, *, overwrite: bool = False, marker: str | None = None) -> None:
+    def partial_of(out: str | Path) -> Path:
+        """``<out>.partial/``, where an output folder is made."""
+        out = Path(out).resolve()
+        return out.with_name(f"{out.name}.partial") if out.name else out
+
+    @classmethod
+    def check(cls, out: str | Path, *, overwrite: bool = False, marker: str | None = None) -> None:
         """Refuse what :meth:`begin` is sure to refuse, making nothing: before slow work that ends there.
 
         Raises:
             OutputExistsError, OutputLockedError, StorageError: as :meth:`begin`.
         """
         out = Path(out).resolve()
-        partial = out.with_name(f"{out.name}.partial") if out.name else out
+        partial = cls.partial_of(out)
         if not partial.is_dir() or partial == out:
             _refuse_existing(out, overwrite, marker)
             return
