@@ -25,11 +25,14 @@ CALIBRATE = ("--samples", 6, "--seq-len", 64)
 QUANTIZE = ("--set", "recipe.lowrank.rank=8", "--max-shard-size", "40KB")
 
 
-def start(*arguments: Any, stderr: Path | None = None, user: int | None = None) -> int:
+def start(
+    *arguments: Any, stderr: Path | None = None, user: int | None = None, environment: dict[str, str] | None = None
+) -> int:
     """Run the command line in a forked process with the handlers it has as a program; returns its id.
 
     Args:
         user: becomes this user first, when it is root.
+        environment: variables it has in addition.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -44,6 +47,7 @@ def start(*arguments: Any, stderr: Path | None = None, user: int | None = None) 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(out, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        os.environ.update(environment or {})
         if user is not None and os.geteuid() == 0:
             os.setuid(user)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a fresh interpreter
