@@ -38,6 +38,7 @@ from omniw4.cli import (
 from omniw4.cli.output import print_error
 from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, OmniW4Error
 
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # system errors that are the user's to mend, wherever a library lets them through
 _OS_HINTS = {
     errno.ENOSPC: "free some space, or use a folder on another disk",
@@ -105,10 +106,16 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(one) is not signal.SIG_IGN:  # a job started to ignore it (nohup) goes on doing so
+    # a job started to ignore a signal (nohup) goes on doing so
+    heeded = [one for one in _INTERRUPTS if signal.getsignal(one) is not signal.SIG_IGN]
+    try:
+        for one in heeded:
             signal.signal(one, options.raise_interrupt)
-    code = run(sys.argv[1:] if arguments is None else arguments)
+        code = run(sys.argv[1:] if arguments is None else arguments)
+        for one in heeded:
+            signal.signal(one, signal.SIG_DFL)  # nothing is left to be said: not by the interpreter's end either
+    except KeyboardInterrupt as error:
+        code = _exit_code(error)
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the result has seen enough
