@@ -10,6 +10,8 @@ import torch
 
 from omniw4.calibrate.capture import capture
 from omniw4.calibrate.dataset import TokenSet, dataset_name, read_text, tokenize
+from omniw4.calibrate.omnivoice import capture_decoding
+from omniw4.calibrate.prompts import read_prompts
 from omniw4.calibrate.relay import Relay
 from omniw4.calibrate.sources import HiddenSource, TokenSource, read_hidden
 from omniw4.calibrate.stats import Stats, StatsWriter
@@ -24,10 +26,12 @@ __all__ = [
     "TokenSet",
     "calibrate",
     "capture",
+    "capture_decoding",
     "contribute",
     "dataset_name",
     "fingerprint",
     "read_hidden",
+    "read_prompts",
     "read_text",
     "tokenize",
 ]
@@ -72,9 +76,7 @@ def calibrate(
     }
     source = TokenSource(data) if isinstance(data, TokenSet) else data
     with StatsWriter(folder, fingerprint(loaded, data), provenance) as sink:
-        capture(
-            loaded.model, source, sink, batch_size=batch_size, on_block=on_block, resident=resident, relay=relay
-        )
+        capture(loaded.model, source, sink, batch_size=batch_size, on_block=on_block, resident=resident, relay=relay)
     return Stats.open(folder)
 
 

@@ -15,6 +15,7 @@ from omniw4.errors import UsageError
 
 if TYPE_CHECKING:
     from omniw4.calibrate import HiddenSource, TokenSet
+    from omniw4.calibrate.walk import Resident
     from omniw4.model import LoadedModel
 
 
@@ -26,6 +27,7 @@ def command(
         Path | None,
         typer.Option("--source", metavar="FILE", help="Captured hidden states (.safetensors) in place of text."),
     ] = None,
+    prompts: options.Prompts = None,
     samples: Annotated[int | None, typer.Option("--samples", metavar="N", help="Sequences.", show_default="32")] = None,
     seq_len: Annotated[
         int | None, typer.Option("--seq-len", metavar="N", help="Tokens a sequence.", show_default="1024")
@@ -55,8 +57,7 @@ def command(
     """Capture the statistics that `omniw4 quantize` needs."""
     flags = {"samples": samples, "seq_len": seq_len, "batch_size": batch_size, "seed": seed, "bos": bos}
     chosen = settings.load(config, assignments, {"calibrate": flags}).calibrate
-    if dataset is not None and source is not None:
-        raise UsageError("--dataset and --source exclude each other", hint="--source is for models that read no text")
+    _check_exclusions({"--dataset": dataset, "--source": source, "--prompts": prompts, "--offload": offload or None})
     team = processes.find()
     output = options.start(json_mode=json_mode, quiet=quiet or not team.last)
 
@@ -69,23 +70,25 @@ def command(
     replace = overwrite or _only_a_torn_calibration(out)
     if team.last:
         storage.OutputFolder.check(out, overwrite=replace, marker="stats.json")
-    data: TokenSet | HiddenSource
-    if source is not None:
-        data = calibrate.read_hidden(source, strict=strict)
-    else:
-        docs = calibrate.read_text(dataset)
+    hidden = calibrate.read_hidden(source, strict=strict) if source is not None else None
+    spoken = calibrate.read_prompts(prompts) if prompts is not None else None
+    docs = calibrate.read_text(dataset) if hidden is None and spoken is None else []
     skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
-    models.check_positions(skeleton, chosen.seq_len if source is None else data.hidden_states.shape[1])
+    if spoken is None:
+        models.check_positions(skeleton, chosen.seq_len if hidden is None else hidden.hidden_states.shape[1])
     del skeleton
     opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
 
-    def load() -> tuple[LoadedModel, TokenSet | HiddenSource, Any]:
+    def load() -> tuple[LoadedModel, TokenSet | HiddenSource, Resident | None]:
         streamed = models.offload(model, device=device, **opening) if offload else None
         loaded = models.load(model, device=device, **opening) if streamed is None else streamed.loaded
-        if source is not None:
-            return loaded, data, streamed and streamed.resident
-        tokens = _tokenize(docs, loaded, chosen, calibrate.dataset_name(dataset), strict)
-        return loaded, tokens, streamed and streamed.resident
+        if spoken is not None:
+            tokens = chosen.samples * chosen.seq_len
+            return loaded, calibrate.capture_decoding(loaded, spoken, tokens=tokens, seed=chosen.seed), None
+        resident = None if streamed is None else streamed.resident
+        if hidden is not None:
+            return loaded, hidden, resident
+        return loaded, _tokenize(docs, loaded, chosen, calibrate.dataset_name(dataset), strict), resident
 
     relay = calibrate.Relay(team.rank, team.world)
     if not team.last:
@@ -125,6 +128,17 @@ def command(
     total = sum(f.stat().st_size for f in written.iterdir())
     inputs = f"{len(stats.paths)} linears, {len(stats.groups)} distinct inputs"
     output.result(f"Wrote {out}/ · {inputs} · {data.fingerprint['tokens']} tokens · {size(total)}", document)
+
+
+def _check_exclusions(flags: dict[str, Any]) -> None:
+    for one, other, hint in (
+        ("--dataset", "--source", "--source is for models that read no text"),
+        ("--dataset", "--prompts", "--prompts is for an OmniVoice, which decodes them"),
+        ("--source", "--prompts", "capture with --prompts, or give what is captured with --source"),
+        ("--prompts", "--offload", "prompts are decoded by the whole model"),
+    ):
+        if flags[one] is not None and flags[other] is not None:
+            raise UsageError(f"{one} and {other} exclude each other", hint=hint)
 
 
 def _tokenize(docs: list[str], loaded: LoadedModel, chosen: configs.Calibrate, name: str, strict: bool) -> TokenSet:

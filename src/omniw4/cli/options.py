@@ -21,6 +21,10 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write
 Config = Annotated[
     str | None, typer.Option("--config", metavar="FILE|NAME", help="YAML diff on the default, or a shipped name.")
 ]
+Prompts = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="FILE", help="For an OmniVoice: things to say (.jsonl), decoded step by step."),
+]
 Dataset = Annotated[
     str | None,
     typer.Option("--dataset", metavar="TEXT", help=".txt, .jsonl, .parquet or Hub name; without it a built-in text."),

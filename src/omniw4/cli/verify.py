@@ -8,7 +8,7 @@ import typer
 
 from omniw4.cli import options, settings
 from omniw4.cli.output import clock, figure, size, table
-from omniw4.errors import VerdictError
+from omniw4.errors import UsageError, VerdictError
 
 if TYPE_CHECKING:
     from omniw4.verify import Gate, VerifyResult
@@ -36,6 +36,7 @@ def command(
         str, typer.Option("--model", metavar="NAME", help="The original: folder, .gguf file, or Hub name.")
     ],
     dataset: options.Dataset = None,
+    prompts: options.Prompts = None,
     windows: Annotated[
         int | None, typer.Option("--windows", metavar="N", help="Held-out windows.", show_default="16")
     ] = None,
@@ -78,6 +79,8 @@ def command(
     }
     flags = {"windows": windows, "seq_len": seq_len, "gates": gates}
     chosen = settings.load(config, assignments, {"verify": flags}).verify
+    if dataset is not None and prompts is not None:
+        raise UsageError("--dataset and --prompts exclude each other", hint="--prompts is for an OmniVoice")
     output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4.verify.run import run
@@ -88,6 +91,7 @@ def command(
             directory,
             model,
             dataset=dataset,
+            prompts=prompts,
             settings=chosen,
             device=device,
             dtype=dtype,
@@ -134,6 +138,10 @@ def report(result: VerifyResult) -> str:
         ("bits a weight", f"{figure(result.effective_bits, '.2f')}, low-rank branch included"),
         ("ran", f"{result.path or '-'} on {result.device}, {result.dtype or '-'}"),
     ]
+    if (d := result.decoding) is not None:
+        facts[2] = ("step agreement", f"{d.agreement:.2%} of masked codes, {d.prompts} prompts, {d.num_step} steps")
+        alone = f"{d.match:.2%} of codes decoded alone, {d.identical} of {d.prompts} prompts to the last code"
+        facts.insert(3, ("final match", alone))
     if result.hidden_error is not None:
         facts.insert(3, ("hidden states", f"relative error {result.hidden_error:.5f}"))
     if result.peak_memory_bytes:

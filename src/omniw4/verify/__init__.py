@@ -8,6 +8,7 @@
         "out",                      # the checkpoint folder
         "path/or/hub-id",           # the original model
         dataset=None,               # text as calibrate takes it, or hidden states (.safetensors); None: built-in
+        prompts=None,               # for an OmniVoice, in place of a dataset: prompts to decode (.jsonl)
         settings=config.verify,     # config.Verify: windows, seq_len, gates
         device="cpu", dtype="auto", # "auto": float32 on a CPU, the model's own dtype on a GPU
         bos=None,                   # "model" | "always" | "never"; None: as at calibration
@@ -20,6 +21,7 @@
     result.layers                   # list[LayerCheck(path, relative_error, sqnr_db, op_error, op_tolerance, ...)]
     result.perplexity               # Perplexity(reference, quantized, ratio, reason)
     result.kl, result.argmax_agreement, result.effective_bits, result.device, result.path
+    result.decoding                 # of prompts: DecodingCheck(agreement, agreement_by_step, kl, match, ...)
     result.windows, result.bos, result.warnings, result.peak_memory_bytes, result.seconds
     result.to_dict()                # the document of --json
 

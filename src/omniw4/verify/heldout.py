@@ -39,11 +39,13 @@ def prepare(
     bos: str | None,
     calibration: dict[str, Any] | None,
     distillation: dict[str, Any] | None = None,
+    captured: HiddenSource | None = None,
 ) -> HeldOut:
     """Choose the sequences for a model.
 
     Args:
         dataset: text as calibration takes it, or a ``.safetensors`` file of captured hidden states.
+        captured: hidden states in place of a dataset.
         bos: "model", "always", "never", or None for the policy of the calibration.
         calibration: fingerprint stored in the checkpoint; None for a data-free recipe.
         distillation: what the checkpoint says it was trained on; None where it was not.
@@ -55,7 +57,9 @@ def prepare(
     if bos is not None and bos not in POLICIES:
         raise UsageError(f"unknown BOS policy {bos!r}", hint=f"--bos takes one of {', '.join(POLICIES)}")
     known = (calibration or {}).get("data", calibration) or {}
-    if dataset is not None and Path(dataset).suffix == ".safetensors":
+    if captured is not None:
+        found = _from_hidden(source.model, captured, count, known)
+    elif dataset is not None and Path(dataset).suffix == ".safetensors":
         found = _from_hidden(source.model, read_hidden(dataset), count, known)
     else:
         found = _from_text(source, dataset, count, seq_len, bos, known)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from omniw4.config import Gates
+from omniw4.verify.decoding import DecodingCheck
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class VerifyResult:
     device: str
     path: str  # kernel family that ran; "reference" on a CPU
     hidden_error: float | None = None  # ‖ĥ - h‖² / ‖h‖² of the last hidden state
+    decoding: DecodingCheck | None = None  # of prompts; KL and agreement above are then those of decoding
     dtype: str = ""
     windows: dict[str, Any] = field(default_factory=dict)  # text hash, count, length, token starts, hash of the ids
     bos: dict[str, Any] = field(default_factory=dict)  # policy at calibration, at evaluation, and whether they agree
@@ -106,7 +108,8 @@ class VerifyResult:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain, JSON-safe dict: numbers that are not finite become None."""
-        plain: dict[str, Any] = _json_safe(asdict(self))
+        decoding = self.decoding.to_dict() if self.decoding else None
+        plain: dict[str, Any] = _json_safe({**asdict(self), "decoding": decoding})
         return plain
 
 

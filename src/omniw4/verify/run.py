@@ -14,6 +14,9 @@ from torch import nn
 
 from omniw4 import model as models
 from omniw4 import ops, repack
+from omniw4.calibrate.omnivoice import capture_decoding, decoding_tasks
+from omniw4.calibrate.prompts import PromptSet, read_prompts
+from omniw4.calibrate.sources import HiddenSource
 from omniw4.checkpoint.reader import Checkpoint
 from omniw4.config import Verify
 from omniw4.errors import CheckpointError, MissingFileError, ModelError, UnreadableFileError, UsageError
@@ -22,6 +25,7 @@ from omniw4.runtime.load import load
 from omniw4.verify import heldout, integrity
 from omniw4.verify.evaluate import compare
 from omniw4.verify.layers import capture_inputs, check_layer
+from omniw4.verify.omnivoice import check_decoding
 from omniw4.verify.result import Gate, OnProgress, Perplexity, Progress, VerifyResult, holds, judge
 
 LAYER_TOKENS = 64
@@ -32,6 +36,7 @@ def run(
     model: str | Path,
     *,
     dataset: str | None = None,
+    prompts: str | Path | None = None,
     settings: Verify | None = None,
     device: str = "cpu",
     dtype: str = "auto",
@@ -75,6 +80,8 @@ def run(
         ):
             reference.half()  # the ops of a GPU take 16 bits only
         result.dtype = str(next(reference.parameters()).dtype).removeprefix("torch.")
+        spoken = None if prompts is None else read_prompts(prompts)
+        captured = None if spoken is None else _captured(source, spoken, settings)
         data = heldout.prepare(
             source,
             dataset,
@@ -83,6 +90,7 @@ def run(
             bos,
             calibration=checkpoint.provenance["calibration"],
             distillation=checkpoint.provenance["distillation"],
+            captured=captured,
         )
         result.windows, result.bos, result.warnings = data.record, data.bos, data.warnings
         quantized = load(directory, device, result.dtype, trust_remote_code=trust_remote_code)
@@ -107,9 +115,20 @@ def run(
         "" if found.labelled else data.no_perplexity,
     )
     result.kl, result.argmax_agreement, result.hidden_error = found.kl, found.argmax_agreement, found.hidden_error
+    if spoken is not None:
+        with _stage(result, "decode"):
+            tasks = decoding_tasks(source, spoken)
+            result.decoding = check_decoding(reference, quantized, tasks, on_progress=on_progress)
+        result.kl, result.argmax_agreement = result.decoding.kl, result.decoding.agreement
     result.seconds |= {f"forward_{name}": seconds for name, seconds in found.seconds.items()}
     result.gates += judge(settings.gates, result.perplexity, result.kl, result.argmax_agreement, result.layers)
     return _finish(result, device)
+
+
+def _captured(source: models.LoadedModel, spoken: PromptSet, settings: Verify) -> HiddenSource:
+    """As many tokens of greedy decoding as text would have."""
+    tokens = settings.windows * settings.seq_len
+    return capture_decoding(source, spoken, tokens=tokens, position_temperature=0.0)
 
 
 def _require_linears(reference: nn.Module, checkpoint: Checkpoint, name: str) -> None:
