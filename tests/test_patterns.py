@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omniw4.errors import PatternError
-from omniw4.patterns import compile_pattern, select
+from omniw4.patterns import compile_pattern, globs_for, select
 
 PATHS = [f"model.layers.{i}.{name}" for i in range(12) for name in ("self_attn.q_proj", "mlp.down_proj")]
 
@@ -53,3 +53,12 @@ def test_malformed(pattern: str) -> None:
 def test_dots_of_a_glob_are_dots() -> None:
     assert not compile_pattern("a.b")("axb")
     assert compile_pattern("re:a.b")("axb")
+
+
+def test_globs_name_what_repeats_in_every_block_and_nothing_else() -> None:
+    paths = [f"model.layers.{i}.mlp.{name}" for i in range(12) for name in ("up_proj", "down_proj")] + ["lm_head"]
+    down = [path for path in paths if path.endswith("down_proj")]
+    assert globs_for(down, paths) == ["*.mlp.down_proj"]
+    assert globs_for(paths, paths) == ["*.mlp.up_proj", "*.mlp.down_proj", "lm_head"]
+    assert globs_for(down[:2], paths) == down[:2], "a glob would match the other blocks too"
+    assert globs_for([], paths) == []
