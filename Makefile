@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 
 install: $(STAMP) ## virtual environment in .venv with the pinned versions
 
-quickstart: $(STAMP) ## a real model, calibrated, quantized, repacked, verified and benched (FULL=1: the documented figures)
+quickstart: $(STAMP) ## a real model, calibrated, quantized, repacked, verified, benched, reported (FULL=1: the documented figures)
 	@$(BIN)/python scripts/quickstart.py $(if $(FULL),--full) $(if $(SHORT),--short)
 
 kernels: $(STAMP) ## compile the CUDA kernels (OMNIW4_CUDA_ARCHS='80 86 89 90a'); needs no GPU

