@@ -10,9 +10,20 @@
 namespace omniw4 {
 
 // v: columns 8i..8i+7 of a head, i = lane % (head_dim / 8). All 32 lanes call it; lanes of one head are neighbours.
-template <class T>
+// kHeadDim: p.head_dim where it is known when compiling, else 0.
+template <class T, int kHeadDim = 0>
 __device__ __forceinline__ void qknorm_rope_head(const QkNormRopeParams& p, int64_t row, bool is_query, float (&v)[8]) {
-    const int lanes = p.head_dim / 8, i = threadIdx.x % lanes;
+    const int head_dim = kHeadDim > 0 ? kHeadDim : p.head_dim;
+    const int lanes = head_dim / 8, i = threadIdx.x % lanes;
+    const int64_t position = p.positions[row];
+    const bool inside = position >= 0 && position < p.table_rows;
+    const int64_t entry = (inside ? position : 0) * (head_dim / 2) + (i % (lanes / 2)) * 8;
+    const float4* cos = reinterpret_cast<const float4*>(p.cos + entry);
+    const float4* sin = reinterpret_cast<const float4*>(p.sin + entry);
+    const float4 none = make_float4(NAN, NAN, NAN, NAN);
+    const float4 low_cos = inside ? cos[0] : none, high_cos = inside ? cos[1] : none;
+    const float4 low_sin = inside ? sin[0] : none, high_sin = inside ? sin[1] : none;
+
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; ++j) sum = __fmaf_rn(v[j], v[j], sum);
@@ -20,7 +31,7 @@ __device__ __forceinline__ void qknorm_rope_head(const QkNormRopeParams& p, int6
 
     const void* weight = is_query ? p.q_weight : p.k_weight;
     if (weight != nullptr) {
-        const float mean = __fdiv_rn(sum, static_cast<float>(p.head_dim));
+        const float mean = __fdiv_rn(sum, static_cast<float>(head_dim));
         const float inv_rms = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
         float w[8];
         unpack8<T>(static_cast<const uint4*>(weight)[i], w);
@@ -28,16 +39,14 @@ __device__ __forceinline__ void qknorm_rope_head(const QkNormRopeParams& p, int6
         for (int j = 0; j < 8; ++j) v[j] = round_to<T>(__fmul_rn(round_to<T>(__fmul_rn(v[j], inv_rms)), w[j]));
     }
 
-    const int64_t position = p.positions[row];
-    const bool inside = position >= 0 && position < p.table_rows;
-    const int64_t entry = (inside ? position : 0) * (p.head_dim / 2) + (i % (lanes / 2)) * 8;
+    const float c[8] = {low_cos.x, low_cos.y, low_cos.z, low_cos.w, high_cos.x, high_cos.y, high_cos.z, high_cos.w};
+    const float s[8] = {low_sin.x, low_sin.y, low_sin.z, low_sin.w, high_sin.x, high_sin.y, high_sin.z, high_sin.w};
     const float sign =
         i < lanes / 2 ? -1.0f : 1.0f;  // out[j] = n[j] c - n[j + D/2] s; out[j + D/2] = n[j + D/2] c + n[j] s
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         const float other = __shfl_xor_sync(0xffffffffu, v[j], lanes / 2);
-        const float c = inside ? p.cos[entry + j] : NAN, s = inside ? p.sin[entry + j] : NAN;
-        v[j] = __fadd_rn(__fmul_rn(v[j], c), sign * __fmul_rn(other, s));
+        v[j] = __fadd_rn(__fmul_rn(v[j], c[j]), sign * __fmul_rn(other, s[j]));
     }
 }
 

@@ -17,7 +17,7 @@ constexpr int kRowVector = 8;
 constexpr int kMaxRowThreads = 512;
 constexpr int kMaxRowVectors = 4;
 constexpr int kMaxRow = kMaxRowThreads * kMaxRowVectors * kRowVector;
-constexpr float kFp8Max = 448.0f;          // of e4m3
+constexpr float kFp8Step = 1.0f / 448.0f;  // 448 is the largest e4m3
 constexpr float kFp8ScaleMin = 0x1p-100f;  // so that the reciprocal of a scale is finite
 
 template <class T, int kVectors>
@@ -65,7 +65,7 @@ __device__ __forceinline__ float over_block(float value) {
     return total;
 }
 
-// Codes and scale of a row: scale = absmax / 448, code = e4m3(v / scale). A row of zeros has scale 0.
+// Codes and scale of a row: scale = absmax * (1 / 448), code = e4m3(v / scale). A row of zeros has scale 0.
 template <int kVectors>
 __device__ __forceinline__ void store_row_fp8(void* codes, float* scales, int64_t row, int cols,
                                               const float (&v)[kVectors][8]) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_row_fp8(void* codes, float* scales, int64_
         for (int j = 0; j < 8; ++j) absmax = ptx::max_nan(absmax, fabsf(v[i][j]));
     }
     absmax = over_block<MaxNan>(absmax);
-    const float scale = absmax == 0.0f ? 0.0f : ptx::max_nan(__fdiv_rn(absmax, kFp8Max), kFp8ScaleMin);
+    const float scale = absmax == 0.0f ? 0.0f : ptx::max_nan(__fmul_rn(absmax, kFp8Step), kFp8ScaleMin);
     const float inverse = absmax == 0.0f ? 0.0f : __frcp_rn(scale);
     if (threadIdx.x == 0) scales[row] = scale;
     uint2* out = reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + row * cols);

@@ -170,6 +170,7 @@ def test_inputs_refused_by_name(change: dict[str, torch.Tensor], message: str) -
         ({"buckets": (0, 32)}, r"buckets are \[0, 32\]"),
         ({"max_sequences": 0}, "max_sequences is 0"),
         ({"layout": "mma_s4"}, "back end 'reference' has no layouts"),
+        ({"backend": "fp8"}, "back end 'fp8' has hidden states of 16 bits, the model's are torch.float32"),
     ],
 )
 def test_options_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -26,7 +26,7 @@ def models() -> dict[str, torch.nn.Module]:
     half = bench.random_backbone(SIZES, GPU, torch.float16)
     quantized = with_random_quantized(half, LinearSpec(scale_type="integer"))
     brain = bench.random_backbone(SIZES, GPU, torch.bfloat16)
-    return {"fp16": half, "bf16": brain, "fp8": brain, "w4a4": quantized, "w4a8": quantized}
+    return {"fp16": half, "bf16": brain, "fp8": half, "w4a4": quantized, "w4a8": quantized}
 
 
 def inputs(lengths: list[int], dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, ...]:

@@ -16,7 +16,7 @@ from omniw4 import int4
 from omniw4.checkpoint import Checkpoint
 from omniw4.errors import ModelError, UsageError
 from omniw4.runtime import Qwen3Engine, fuse
-from omniw4.runtime.backends.w4 import W4Backend
+from omniw4.runtime.backends.w4 import PackedProjection, W4Backend
 from omniw4.runtime.qwen3 import DenseLinear
 from omniw4.runtime.swap import swap
 from omniw4.tensors import LinearSpec, QuantizedLinear
@@ -146,6 +146,28 @@ def test_stacked_rows_are_the_rows_of_the_parts(scale_type: str, interleave: boo
         assert_same(
             plain[:, ::2] if interleave else plain[:, :96], backend.projection(exact)(x), "without a low-rank branch"
         )
+
+
+@pytest.mark.parametrize("rank", [5, 16])
+def test_segments_are_the_parts(rank: int) -> None:
+    parts = [integer_scales(make_linear(64 * n, 128, rank, seed=n)) for n in (2, 1, 1)]
+    parts[2] = replace(parts[2], bias=None)
+    assert fuse.segments(parts) == (128, 192)
+    stacked = fuse.stack_segments(parts)
+    assert (stacked.spec.rank, stacked.out_features) == (16, 256)
+    assert stacked.proj_down is not None
+    assert stacked.proj_up is not None
+    assert (stacked.proj_down.shape, stacked.proj_up.shape) == ((128, 48), (256, 16))
+    backend = W4Backend("w4a4", CPU, torch.float32)
+    (projection,) = backend.fuse("layer", ("q", "k", "v"), parts, interleave=False)
+    assert isinstance(projection, PackedProjection)
+    assert projection.segment_ends == (128, 192)
+    x = make_input(9, 128, torch.float32)
+    wanted = torch.cat([backend.projection(part)(x) for part in parts], dim=1)
+    assert relative_error(projection(x), wanted) < 1e-6
+    assert fuse.segments([parts[0], make_linear(64, 128, 0)]) == ()
+    assert fuse.segments([make_linear(64, 128, 0)] * 2) == ()
+    assert fuse.segments(parts[:1]) == ()
 
 
 def test_why_linears_cannot_be_stacked() -> None:

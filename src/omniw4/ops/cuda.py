@@ -158,8 +158,8 @@ def _heads(
     return {
         "q_weight": None if q_weight is None else aligned(q_weight),
         "k_weight": None if k_weight is None else aligned(k_weight),
-        "cos": cos.contiguous(),
-        "sin": sin.contiguous(),
+        "cos": aligned(cos),
+        "sin": aligned(sin),
         "positions": positions.contiguous(),
     }
 

@@ -3,7 +3,7 @@
 Contract
     All in FP32, one rounding an operation::
 
-        scale[m]    = max(absmax_k(x[m, k]) / 448, 2^-100)      # 0 for a row of zeros
+        scale[m]    = max(absmax_k(x[m, k]) · fp32(1 / 448), 2^-100)      # 0 for a row of zeros
         codes[m, k] = e4m3(x[m, k] · (1 / scale[m]))            # half to even, clamped to ±448; 0 where scale is 0
 
     ========  =======================================================
@@ -35,7 +35,7 @@ def fp8_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales of ``x [M, K]``: the contract in plain torch, shared with the ops that end in it."""
     values = x.float()
     absmax = values.abs().amax(-1, keepdim=True) if x.shape[1] else values.new_zeros(x.shape[0], 1)
-    scales = torch.maximum(absmax / FP8_MAX, torch.full_like(absmax, SCALE_MIN))
+    scales = torch.maximum(absmax * (1 / FP8_MAX), torch.full_like(absmax, SCALE_MIN))
     zero = absmax == 0
     inverse = torch.where(zero, torch.zeros_like(scales), scales.reciprocal())
     codes = (values * inverse).clamp(-FP8_MAX, FP8_MAX).to(FP8)

@@ -90,6 +90,8 @@ class Qwen3Engine:
         started = time.perf_counter()
         with torch.no_grad():
             self.backbone = Qwen3Backbone.build(weights, made, provider, device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # from here on no kernel writes weights, which the products count on
         built = time.perf_counter()
         self.config: Qwen3Config = config
         self.backend, self.dtype, self.device, self.attention = made.name, made.dtype, device, provider.name

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 
 from omniw4.tensors import QuantizedLinear
 
 MAX_RANK = 256  # of a low-rank branch, in the kernels
+RANK_TILE = 16
 
 
 def why_not(parts: Sequence[QuantizedLinear]) -> str:
@@ -24,10 +27,38 @@ def why_not(parts: Sequence[QuantizedLinear]) -> str:
             return "they have different smoothing vectors"
     if len({part.proj_down.dtype for part in parts if part.proj_down is not None}) > 1:
         return "their low-rank branches have different dtypes"
-    rank = sum(_rank(part) for part in parts)
+    rank = sum(-(-_rank(part) // RANK_TILE) * RANK_TILE for part in parts) if len(parts) > 1 else _rank(first)
     if rank > MAX_RANK:
         return f"their low-rank branches have rank {rank} together, the kernels go up to {MAX_RANK}"
     return ""
+
+
+def segments(parts: Sequence[QuantizedLinear]) -> tuple[int, ...]:
+    """Where the rows of the second and later parts begin, for a product whose rows take columns of ``lora_act`` by
+    segment; empty where low-rank branches of different ranks, or of none, rule that out."""
+    if len(parts) == 1 or len({_rank(part) for part in parts}) > 1 or not _rank(parts[0]):
+        return ()
+    return tuple(accumulate(part.out_features for part in parts[:-1]))
+
+
+def stack_segments(parts: Sequence[QuantizedLinear]) -> QuantizedLinear:
+    """One linear with the rows of all, one behind the other, for a product that knows its :func:`segments`.
+
+    ``proj_down`` are put side by side, ``proj_up`` one below the other::
+
+        proj_down = [ D_q | D_k | D_v ]          proj_up = | U_q |
+                                                           | U_k |
+                                                           | U_v |
+
+    Ranks are padded to a multiple of 16 with zeros, the unit of the kernels; ``spec.rank`` is that of one part.
+    """
+    rank = _rank(parts[0])
+    padding = (0, -rank % RANK_TILE)
+    stacked = stack_rows([replace(part, proj_down=None, proj_up=None) for part in parts])
+    downs = [F.pad(part.proj_down, padding) for part in parts if part.proj_down is not None]
+    ups = [F.pad(part.proj_up, padding) for part in parts if part.proj_up is not None]
+    spec = replace(stacked.spec, rank=rank + padding[1])
+    return replace(stacked, spec=spec, proj_down=torch.cat(downs, dim=1), proj_up=torch.cat(ups))
 
 
 def stack_rows(parts: Sequence[QuantizedLinear], *, interleave: bool = False) -> QuantizedLinear:

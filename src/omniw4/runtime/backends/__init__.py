@@ -2,7 +2,7 @@
 
 =============  ====================================================================================================
 ``fp16``       dense linears through cuBLAS in FP16, everything between them fused; also ``bf16``
-``fp8``        e4m3 with one scale a token and one an output feature, hidden states in BF16
+``fp8``        e4m3 with one scale a token and one an output feature
 ``w4a4``       quantized linears with the activations their checkpoint says
 ``w4a8``       the same weights, INT8 activations
 ``reference``  plain torch, any device and dtype, dense and quantized linears alike
@@ -23,7 +23,7 @@ def make(name: str, device: torch.device, dtype: torch.dtype, layout: str | None
     """The back end of that name.
 
     Args:
-        dtype: of the model's hidden states, for back ends that take any; ``fp16``, ``bf16`` and ``fp8`` have their own.
+        dtype: of the model's hidden states, for back ends that take any; ``fp16`` and ``bf16`` say theirs.
         layout: kernel family of the quantized back ends; None for the best compiled for the device.
 
     Raises:
@@ -40,7 +40,7 @@ def make(name: str, device: torch.device, dtype: torch.dtype, layout: str | None
     if name == "fp8":
         from omniw4.runtime.backends.fp8 import FP8Backend
 
-        return FP8Backend(device)
+        return FP8Backend(device, dtype)
     if name in ("w4a4", "w4a8"):
         from omniw4.runtime.backends.w4 import W4Backend
 

@@ -1,7 +1,7 @@
-"""Back end ``fp8``: e4m3 linears with one scale a token and one an output feature, hidden states in BF16.
+"""Back end ``fp8``: e4m3 linears with one scale a token and one an output feature.
 
 Ten launches a layer: as the dense back ends, with the quantization inside the norms and SwiGLU, and one more before the
-output product. The product is ``torch._scaled_mm``, whose kernels with scales of rows write BF16 alone.
+output product. The product is ``torch._scaled_mm``; older versions of torch write BF16 alone where scales go by rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from omniw4 import ops
 from omniw4.errors import UsageError
+from omniw4.ops.checks import HALVES
 from omniw4.ops.rows import matmul_rows
 from omniw4.runtime.backends.fp16 import LayerNorms, dense
 from omniw4.runtime.qwen3 import DenseLinear, LayerWeights, Qwen3Config, Residual, Rotary
@@ -22,12 +23,15 @@ _CAPABILITY = (8, 9)  # the first with FP8 tensor cores
 
 class FP8Backend:
     name = "fp8"
-    dtype = torch.bfloat16
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        if dtype not in HALVES:
+            raise UsageError(f"back end 'fp8' has hidden states of 16 bits, the model's are {dtype}")
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
             raise UsageError(f"back end 'fp8' needs FP8 tensor cores, {torch.cuda.get_device_name(device)} has none")
+        if device.type == "cuda" and (reason := _why_not(device, dtype)):
+            raise UsageError(f"torch's FP8 product does not run in {dtype}: {reason}", hint="try the model in bfloat16")
 
     def layer(self, weights: LayerWeights, config: Qwen3Config) -> FP8Layer:
         return FP8Layer(weights, config, self.device, self.dtype)
@@ -37,6 +41,17 @@ class FP8Backend:
 
     def norm(self, stream: Residual, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return ops.rms_norm(stream.hidden, stream.delta, weight, eps, False)[0]
+
+
+def _why_not(device: torch.device, dtype: torch.dtype) -> str:
+    """What torch says to a small product with scales of rows; empty when it runs."""
+    codes = torch.zeros(16, 16, device=device).to(torch.float8_e4m3fn)
+    scales = torch.ones(16, 1, device=device)
+    try:
+        torch._scaled_mm(codes, codes.t(), scales, scales.t(), out_dtype=dtype)
+    except (RuntimeError, ValueError) as e:
+        return " ".join(str(e).split())[:160]
+    return ""
 
 
 class FP8Layer:

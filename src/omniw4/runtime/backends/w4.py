@@ -20,10 +20,14 @@ import torch.nn.functional as F
 
 from omniw4 import ops, repack
 from omniw4.errors import LayoutError, UsageError
+from omniw4.repack import wgmma_s8
 from omniw4.runtime import fuse
 from omniw4.runtime.backends.fp16 import LayerNorms
 from omniw4.runtime.qwen3 import DenseLinear, LayerWeights, Linear, Qwen3Config, Residual, Rotary
 from omniw4.tensors import QuantizedLinear
+
+WGMMA_S8 = wgmma_s8.LAYOUT
+SEGMENT_STEP = 64  # rows, at whose multiples the kernels change to the next low-rank branch
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ class W4Backend:
         quantized = [part for part in chosen if isinstance(part, QuantizedLinear)]
         reason = fuse.why_not(quantized) if len(quantized) == len(chosen) else "some of them are not quantized"
         if not reason:
-            return [self.projection(fuse.stack_rows(quantized, interleave=interleave) if len(parts) > 1 else chosen[0])]
+            return [self._stacked(quantized, interleave)]
         if all(isinstance(part, DenseLinear) for part in chosen):
             return [self.projection(part) for part in chosen]
         if reason not in self._said:
@@ -60,11 +64,22 @@ class W4Backend:
             log.warning("%s: %s are not fused: %s", path, ", ".join(f"{name}_proj" for name in names), reason)
         return [self.projection(part) for part in chosen]
 
+    def _stacked(self, parts: Sequence[QuantizedLinear], interleave: bool) -> PackedProjection:
+        parts = [part.to(self.device) for part in parts]
+        spec = parts[0].spec
+        layout = self.layout or ops.kernel_layout(self.device, spec.act_bits, spec.scale_type)
+        ends = () if interleave else fuse.segments(parts)
+        in_place = layout == ops.CANONICAL or (layout == WGMMA_S8 and spec.scale_type == "integer")
+        if ends and in_place and not any(end % SEGMENT_STEP for end in ends):
+            return PackedProjection.pack(fuse.stack_segments(parts), layout, self.dtype, ends)
+        whole = parts[0] if len(parts) == 1 else fuse.stack_rows(parts, interleave=interleave)
+        return PackedProjection.pack(whole, layout, self.dtype)
+
     def projection(self, part: Linear) -> Projection:
         if isinstance(part, DenseLinear):
             bias = None if part.bias is None else part.bias.to(self.device, self.dtype)
             return DenseProjection(part.weight.to(self.device, self.dtype), bias)
-        return PackedProjection.pack(part.to(self.device), self.layout, self.dtype)
+        return self._stacked([part], interleave=False)
 
     def _with_act_bits(self, part: Linear) -> Linear:
         """With 16-bit activations a linear is a dense one, once its weight is written out."""
@@ -109,33 +124,42 @@ class PackedProjection:
     layout: str
     out_features: int
     inv_smooth: torch.Tensor | None
+    segment_ends: tuple[int, ...] | None = None  # with several low-rank branches (fuse.segments)
 
     @classmethod
-    def pack(cls, linear: QuantizedLinear, layout: str | None, dtype: torch.dtype) -> PackedProjection:
-        """Repack; the canonical weight is not kept."""
-        spec = linear.spec
-        layout = layout or ops.kernel_layout(linear.qweight.device, spec.act_bits, spec.scale_type)
+    def pack(
+        cls, linear: QuantizedLinear, layout: str, dtype: torch.dtype, segment_ends: tuple[int, ...] = ()
+    ) -> PackedProjection:
+        """Repack; the canonical weight is not kept.
+
+        Raises:
+            LayoutError: the layout does not fit the linear.
+        """
+        spec, branches = linear.spec, linear.proj_down
+        if branches is not None and segment_ends:
+            linear = replace(linear, proj_down=branches[:, : spec.rank])
         inv_smooth = None if linear.smooth is None else linear.smooth.float().reciprocal()
         if layout != ops.CANONICAL:
             family = repack.get(layout)
             if reason := family.unsupported(spec):
                 raise LayoutError(f"layout {layout!r} cannot run a linear: {reason}")
-            packed = {name: t.to(linear.qweight.device) for name, t in family.pack(linear).items() if name != "smooth"}
+            packed = {name: t for name, t in family.pack(linear).items() if name != "smooth"}
+            if branches is not None and segment_ends:
+                packed["proj_down"] = wgmma_s8.pack_proj_down(branches)
             for name in ("proj_down", "proj_up", "bias"):
                 if name in packed:
                     packed[name] = packed[name].to(dtype)
             out = QuantizedLinear(spec, **packed)
         else:
-            out = replace(linear, smooth=None)
-        return cls(out, layout, linear.out_features, inv_smooth)
+            out = replace(linear, proj_down=branches, smooth=None)
+        return cls(out, layout, linear.out_features, inv_smooth, segment_ends or None)
 
     def quantize(self, x: torch.Tensor, norm_weight: torch.Tensor | None = None, eps: float = 0.0) -> Acts:
         """Codes of ``x [M, K]``, with a norm weight those of its RMSNorm."""
         spec = self.linear.spec
-        inv_rms = None if norm_weight is None else ops.inv_rms(x, eps)
         qact, a_scales, lora_act, token_scales = ops.quantize_lora_down(
-            x, self.linear.proj_down, self.inv_smooth, inv_rms, norm_weight, spec.rotation, spec.act_bits,
-            spec.act_clip, self.layout, spec.scale_type,
+            x, self.linear.proj_down, self.inv_smooth, None, norm_weight, spec.rotation, spec.act_bits,
+            spec.act_clip, self.layout, spec.scale_type, eps,
         )  # fmt: skip
         return Acts(qact, a_scales, None if self.linear.proj_up is None else lora_act, token_scales, x.shape[0])
 
@@ -146,13 +170,18 @@ class PackedProjection:
         return ops.gemm_lora_up(
             acts.qact, acts.a_scales, linear.qweight, linear.w_scales, acts.lora_act, linear.proj_up, linear.bias,
             residual, acts.tokens, self.out_features, linear.spec.act_bits, epilogue, dtype, self.layout,
-            linear.row_scales, acts.token_scales,
+            linear.row_scales, acts.token_scales, self.segment_ends, True,
         )  # fmt: skip
 
     def gemm_qknorm_rope(
         self, acts: Acts, dtype: torch.dtype, norms: LayerNorms, rotary: Rotary, config: Qwen3Config
     ) -> torch.Tensor:
+        """The same, then q/k norm and rotary embedding: in the epilogue, where the family has that."""
         linear = self.linear
+        if self.segment_ends is not None or self.layout == WGMMA_S8:
+            qkv = self.gemm(acts, dtype)
+            norms.rotate(qkv, rotary, config)
+            return qkv
         return ops.gemm_qknorm_rope(
             acts.qact, acts.a_scales, linear.qweight, linear.w_scales, acts.lora_act, linear.proj_up, linear.bias,
             norms.q_norm, norms.k_norm, rotary.cos, rotary.sin, rotary.positions, config.num_heads,
