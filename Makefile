@@ -55,6 +55,7 @@ bench: $(STAMP) ## time the ops of every shape of the model against torch
 
 docs: $(STAMP) ## regenerate the pages that are made from code
 	$(BIN)/python scripts/make_cli_docs.py
+	$(BIN)/python scripts/make_pictures.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build dist quickstart .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
