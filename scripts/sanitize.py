@@ -55,6 +55,7 @@ def calls() -> None:
                     )  # fmt: skip
                     assert y.cpu().isfinite().all()
         heads(dtype, device)
+        attention(dtype, device)
     torch.cuda.synchronize()
     print("every call came back")
 
@@ -82,6 +83,23 @@ def heads(dtype: object, device: object) -> None:
             q_heads, kv_heads, head_dim, 1e-6, m, 4, dtype, "mma_s4",
         )  # fmt: skip
         assert y.cpu().isfinite().all()
+
+
+def attention(dtype: object, device: object) -> None:
+    """Sequences of one row, of a tile and one more, and empty ones; rows of no sequence; both head sizes."""
+    import torch
+
+    from omniw4 import ops
+    from problems import make_input
+
+    cu_seqlens = torch.tensor([2, 3, 3, 68, 133, 150], dtype=torch.int32).to(device)
+    for q_heads, kv_heads, head_dim in ((4, 2, 128), (3, 1, 64)):
+        if not ops.attention_kernel_runs(device, head_dim):  # type: ignore[arg-type]
+            continue
+        qkv = make_input(153, (q_heads + 2 * kv_heads) * head_dim, dtype).to(device)  # type: ignore[arg-type]
+        for causal in (False, True):
+            y = ops.attention_varlen(qkv, cu_seqlens, 65, q_heads, kv_heads, head_dim, causal, head_dim**-0.5)
+            assert y.cpu().isfinite().all()
 
 
 def control() -> None:

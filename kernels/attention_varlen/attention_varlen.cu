@@ -20,7 +20,7 @@ Status check(const AttentionVarlenParams& p) {
     }
     if (width > INT32_MAX || !(p.scale > 0.0f)) return Status::kBadShape;
     if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return Status::kUnsupported;
-    if (p.rows == 0 || p.sequences == 0) return Status::kOk;
+    if (p.rows == 0) return Status::kOk;
     if (p.qkv == nullptr || p.cu_seqlens == nullptr || p.out == nullptr) return Status::kMissing;
     const bool aligned = aligned16(p.qkv) && aligned16(p.out) && p.row_stride % 8 == 0 && p.out_stride % 8 == 0;
     return aligned ? Status::kOk : Status::kMisaligned;
@@ -38,7 +38,7 @@ bool is_hopper() {
 
 Status launch_attention_varlen(const AttentionVarlenParams& p, cudaStream_t stream) {
     if (const Status status = check(p); status != Status::kOk) return status;
-    if (p.rows == 0 || p.sequences == 0) return Status::kOk;
+    if (p.rows == 0) return Status::kOk;
     if (attention::launch_attention_sm90a == nullptr || !is_hopper()) return Status::kUnsupported;
     return attention::launch_attention_sm90a(p, stream);
 }

@@ -9,6 +9,7 @@
 #include "../ptx/setmaxnreg.cuh"
 #include "consumer_sm90a.cuh"
 #include "producer_sm90a.cuh"
+#include "sweep.cuh"
 
 namespace omniw4::attention {
 
@@ -36,12 +37,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
     ptx::pdl_launch_dependents();
-    ptx::pdl_wait();
+    if (!p.boundaries_ready) ptx::pdl_wait();
     if (threadIdx.x >= kWarpgroups * 128) {
         ptx::setmaxnreg_decrease<40>();
         if (threadIdx.x < kWarpgroups * 128 + kWarp) {
             Producer<head_dim, key_tile> producer{p, &map, base};
             producer.run();
+        } else if (threadIdx.x < kWarpgroups * 128 + 2 * kWarp) {
+            sweep(p, p.q_heads * head_dim);
         }
     } else {
         ptx::setmaxnreg_increase<232>();

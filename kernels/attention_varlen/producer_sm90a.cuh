@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../ptx/fence_proxy.cuh"
+#include "../ptx/pdl.cuh"
 #include "../ptx/shared_memory.cuh"
 #include "../ptx/tensor_copy.cuh"
 #include "pipeline_sm90a.cuh"
@@ -95,11 +96,19 @@ struct Producer {
         }
     }
 
-    // All lanes of one warp.
+    // All lanes of one warp. Waits for the kernels before, with or without work, and with it the whole block: the
+    // consumers wait for what is copied here.
     __device__ __forceinline__ void run() {
         const Division division{p};
         Work work;
-        for (int index = blockIdx.x; division.find(index, work); index += gridDim.x) feed(division, work);
+        int index = blockIdx.x;
+        bool found = division.find(index, work);
+        ptx::pdl_wait();
+        while (found) {
+            feed(division, work);
+            index += gridDim.x;
+            found = division.find(index, work);
+        }
     }
 };
 

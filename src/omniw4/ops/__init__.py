@@ -5,7 +5,9 @@ on every device in layout "canonical"; kernels add theirs for CUDA with ``<op>.r
 """
 
 import omniw4.ops.cuda
-from omniw4.ops.gemm_lora_up import gemm_lora_up, gemm_lora_up_ref, group_sums_ref
+from omniw4.ops.attention_cuda import attention_kernel_runs
+from omniw4.ops.attention_varlen import attention_varlen, attention_varlen_out, attention_varlen_ref
+from omniw4.ops.gemm_lora_up import gemm_lora_up, gemm_lora_up_ref, group_sums_ref, integer_sums_ref
 from omniw4.ops.gemm_qknorm_rope import gemm_qknorm_rope, gemm_qknorm_rope_ref
 from omniw4.ops.inv_rms import inv_rms, inv_rms_ref
 from omniw4.ops.layouts import CANONICAL, activation_shapes, kernel_layout, register_kernels
@@ -21,11 +23,16 @@ import omniw4.ops.cuda_rows  # noqa: F401  isort: skip  (the same for the ops of
 __all__ = [
     "CANONICAL",
     "activation_shapes",
+    "attention_kernel_runs",
+    "attention_varlen",
+    "attention_varlen_out",
+    "attention_varlen_ref",
     "gemm_lora_up",
     "gemm_lora_up_ref",
     "gemm_qknorm_rope",
     "gemm_qknorm_rope_ref",
     "group_sums_ref",
+    "integer_sums_ref",
     "inv_rms",
     "inv_rms_ref",
     "kernel_layout",
