@@ -66,6 +66,7 @@ class Gptq(_Section):
     hessian: Literal["plain", "normalized"] = "plain"
     damp: Number = Field(0.01, gt=0)
     block_size: Whole = Field(128, ge=64, multiple_of=64)
+    sweeps: Whole = Field(0, ge=0, le=100)
 
 
 class LowRank(_Section):

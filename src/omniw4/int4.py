@@ -123,15 +123,15 @@ def token_scales_from_absmax(absmax: torch.Tensor, clip: float = 1.0) -> tuple[t
     In FP32, every operation rounded once, with ``full`` the token's largest absmax::
 
         t = full · fp32(clip / (7·16)),  raised to 2^-100 where full > 0
-        s = clamp(ceil((absmax · (1/t)) · fp32(clip/7)), 1, 16)
+        s = clamp(rint((absmax · (1/t)) · fp32(clip/7)), 1, 16)
 
-    so the largest group has s = 16, and the grid of every other group spans at least ``clip`` of its absmax. An
-    all-zero token has t = 0 and s = 0. NaN or inf in a token make its t NaN or inf (its outputs are then NaN);
-    s of a NaN product is 1.
+    so the largest group has s = 16; where s is rounded down, the ends of a group clamp (docs/quality.md: rounding up
+    is worse). An all-zero token has t = 0 and s = 0. NaN or inf in a token make its t NaN or inf (its outputs are then
+    NaN); s of a NaN product is 1.
 
     Args:
         absmax: ``[..., K/64]`` float, not negative: largest magnitude of each group.
-        clip: fraction of absmax that the grid spans.
+        clip: fraction of the largest absmax that the grid spans.
 
     Returns:
         group scales ``[..., K/64]`` uint8 in 0..16 and token scales ``[..., 1]`` float32.
@@ -141,7 +141,7 @@ def token_scales_from_absmax(absmax: torch.Tensor, clip: float = 1.0) -> tuple[t
     factor = torch.tensor(clip / (INT4_MAX * INTEGER_SCALE_MAX), dtype=torch.float32, device=absmax.device)
     share = torch.tensor(clip / INT4_MAX, dtype=torch.float32, device=absmax.device)
     token = torch.where(full == 0, full, (full * factor).clamp(min=TOKEN_SCALE_MIN))
-    steps = torch.ceil(absmax * torch.reciprocal(token) * share)
+    steps = torch.round(absmax * torch.reciprocal(token) * share)
     steps = torch.nan_to_num(steps, nan=1.0).clamp(1, INTEGER_SCALE_MAX)
     return torch.where(full == 0, torch.zeros_like(steps), steps).to(torch.uint8), token
 

@@ -97,9 +97,9 @@ def output_error(difference: torch.Tensor, hessian: torch.Tensor) -> float:
 
 def test_beats_rounding_to_nearest() -> None:
     w, h = weights(64, 256), hessian_of(inputs(1000, 256))
-    nearest = relative_error(w - int4.dequantize(*nearest(w, torch.ones(256), "absmax")), w, h.float())
+    plain = relative_error(w - int4.dequantize(*nearest(w, torch.ones(256), "absmax")), w, h.float())
     compensated = relative_error(w - int4.dequantize(*run_gptq(w, upper_of(h), "absmax")), w, h.float())
-    assert compensated < 0.6 * nearest
+    assert compensated < 0.6 * plain
 
 
 def test_an_uncorrelated_hessian_rounds_to_nearest() -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import torch
 
 from omniw4 import int4
-from omniw4.quantize.scales import ScaleRule, group_scales, reciprocal
+from omniw4.quantize.scales import IntegerScales, Rounded, ScaleRule, reciprocal, scales_for
+from omniw4.tensors import ScaleType
 
 DAMP_STEPS = (1.0, 10.0, 100.0, 1000.0)  # the recipe's damping is multiplied by these, in turn
 
@@ -61,63 +62,66 @@ def factorise(hessian: torch.Tensor, damp: float) -> Factor:
 
 
 def gptq(
-    weight: torch.Tensor, upper: torch.Tensor, rule: ScaleRule, block_size: int = 128
-) -> tuple[torch.Tensor, torch.Tensor]:
+    weight: torch.Tensor,
+    upper: torch.Tensor,
+    rule: ScaleRule,
+    block_size: int = 128,
+    scale_type: ScaleType = "float16",
+) -> Rounded:
     """Round ``weight`` to INT4 codes with error compensation.
 
     Args:
         weight: ``[..., N, K]`` float32, K a multiple of 64.
         upper: ``[..., K, K]`` float32, see :func:`factorise`.
-        rule: how a group's scale is chosen (:func:`omniw4.quantize.scales.group_scales`); a column's importance is
-            ``1/U_jj²``, what an error there costs once later columns have made up for it.
+        rule: how a group's scale is chosen (:mod:`omniw4.quantize.scales`); a column's importance is ``1/U_jj²``,
+            what an error there costs once later columns have made up for it.
         block_size: columns between two updates of everything to the right; changes speed, and the result only by
             rounding.
-
-    Returns:
-        codes ``[..., N, K]`` int8 and scales ``[..., N, K/64]`` float16.
+        scale_type: integer scales are multiples of a row scale that is chosen before the first column.
     """
     group = int4.GROUP_SIZE
+    importance = upper.diagonal(dim1=-2, dim2=-1).square().reciprocal()  # [..., K]
+    kind = scales_for(weight.float(), importance, rule, scale_type)
     w = weight.float().transpose(-1, -2).clone(memory_format=torch.contiguous_format)  # [..., K, N], consumed
     codes = torch.empty_like(w)
     k = w.shape[-2]
-    scales = torch.empty((*w.shape[:-2], k // group, w.shape[-1]), dtype=torch.float16, device=w.device)
+    scales = torch.empty((*w.shape[:-2], k // group, w.shape[-1]), dtype=kind.dtype, device=w.device)
     errors = torch.empty_like(w[..., : min(block_size, k), :])
-    importance = upper.diagonal(dim1=-2, dim2=-1).square().reciprocal()  # [..., K]
     for start in range(0, k, block_size):
         end = min(start + block_size, k)
         for left in range(start, end, group):
             right = left + group
-            chosen = group_scales(w[..., left:right, :], importance[..., left:right], rule)
+            chosen = kind.choose(w[..., left:right, :], importance[..., left:right])
             scales[..., left // group, :] = chosen
             err = errors[..., left - start : right - start, :]
             block = upper[..., left:right, left:right]
-            _round_columns(w[..., left:right, :], block, chosen, codes[..., left:right, :], err)
+            _round_columns(w[..., left:right, :], block, kind.step(chosen), codes[..., left:right, :], err)
             if right < end:
                 w[..., right:end, :] -= upper[..., left:right, right:end].transpose(-1, -2) @ err
         if end < k:
             w[..., end:, :] -= upper[..., start:end, end:].transpose(-1, -2) @ errors[..., : end - start, :]
-    return codes.transpose(-1, -2).to(torch.int8), scales.transpose(-1, -2).contiguous()
+    rows = kind.rows if isinstance(kind, IntegerScales) else None
+    return Rounded(codes.transpose(-1, -2).to(torch.int8), scales.transpose(-1, -2).contiguous(), rows)
 
 
 def _round_columns(
-    w: torch.Tensor, upper: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, errors: torch.Tensor
+    w: torch.Tensor, upper: torch.Tensor, step: torch.Tensor, codes: torch.Tensor, errors: torch.Tensor
 ) -> None:
     """The sequential part: the columns of one group, in place.
 
     Args:
         w: ``[..., G, N]`` the group's weights, consumed.
         upper: ``[..., G, G]`` its diagonal block of U.
-        scales: ``[..., N]`` float16.
+        step: ``[..., N]`` float32.
         codes: ``[..., G, N]`` float32, written.
         errors: ``[..., G, N]`` float32, written: ``(w_j - q_j)/U_jj``.
     """
-    scale = scales.float()
-    inverse = reciprocal(scale)
+    inverse = reciprocal(step)
     diagonal = upper.diagonal(dim1=-2, dim2=-1)  # [..., G]
     for j in range(w.shape[-2]):
         column, code, error = w[..., j, :], codes[..., j, :], errors[..., j, :]
         torch.mul(column, inverse, out=code)
         code.round_().clamp_(int4.INT4_MIN, int4.INT4_MAX)
-        torch.addcmul(column, code, scale, value=-1, out=error)
+        torch.addcmul(column, code, step, value=-1, out=error)
         error.div_(diagonal[..., j, None])
         w[..., j + 1 :, :].addcmul_(upper[..., j, j + 1 :, None], error[..., None, :], value=-1)

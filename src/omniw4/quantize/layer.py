@@ -20,8 +20,9 @@ from omniw4.config import Recipe
 from omniw4.errors import NonFiniteError, StatsError
 from omniw4.quantize.gptq import Factor, factorise, gptq
 from omniw4.quantize.lowrank import LowRank, energy_share, svd_lowrank
+from omniw4.quantize.refine import coordinate_descent
 from omniw4.quantize.rotate import transform_hessian, transform_weight
-from omniw4.quantize.scales import round_to_nearest
+from omniw4.quantize.scales import Rounded, round_to_nearest
 from omniw4.quantize.smooth import smoothing_vector
 from omniw4.tensors import LayerReport, LinearSpec, LinearStats, QuantizedLinear
 
@@ -55,13 +56,12 @@ class InputSpace:
 _SMALLEST = 1e-24  # output energy below which terms of the sum may have been lost in FP32
 _MANY = 0.01  # share of a linear's groups above which a loss is worth a warning
 
-Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # [N, K] to codes [N, K], scales [N, K/64]
+Quantizer = Callable[[torch.Tensor], Rounded]  # of [N, K] float32
 
 
 @dataclass
 class _Iterate:
-    codes: torch.Tensor  # [N, K] int8
-    scales: torch.Tensor  # [N, K/64] float16
+    rounded: Rounded  # [N, K]
     low: LowRank | None
     error: float
     rank_energy: float
@@ -83,14 +83,14 @@ def quantize_layer(
 def quantize_group(
     linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe
 ) -> list[tuple[QuantizedLinear, LayerReport]]:
-    """Quantize linears that read the same input and share rotation and smoothing.
+    """Quantize linears that read the same input and share rotation, smoothing and the type of their scales.
 
     They share the Cholesky factor and go through GPTQ stacked along N; each has its own low-rank branch, its own
     best iterate and its own report. The result depends on the recipe, the weights of all of them and the statistics
     alone, never on what was quantized before.
 
     Args:
-        linears: at least one; equal in_features, rotation and smooth flag.
+        linears: at least one; equal in_features, rotation, smooth flag and scale type.
         stats: statistics of their input; None is allowed when the recipe needs none.
 
     Raises:
@@ -102,7 +102,7 @@ def quantize_group(
     _check(linears, stats, recipe)
     space = _input_space(linears, stats, recipe)
     targets = [transform_weight(one.weight, one.spec.rotation, space.smooth) for one in linears]
-    method, quantize = _choose_quantizer(space, k, recipe)
+    method, quantize = _choose_quantizer(space, linears[0].spec, k, recipe, linears[0].weight.device)
     results = []
     outcomes = _alternate(linears, targets, space.objective, quantize, recipe)
     for one, target, (best, errors) in zip(linears, targets, outcomes, strict=True):
@@ -136,8 +136,7 @@ def relative_error(difference: torch.Tensor, weight: torch.Tensor, hessian: torc
     """
     error, signal = _output_energy(difference, hessian), _output_energy(weight, hessian)
     if not _SMALLEST < signal < math.inf:  # out of FP32's range, though the quotient is not: take powers of two out
-        unit, power = _power_of_two(weight), None if hessian is None else _power_of_two(hessian)
-        scaled = None if hessian is None else hessian * power
+        unit, scaled = _power_of_two(weight), None if hessian is None else hessian * _power_of_two(hessian)
         error, signal = _output_energy(difference * unit, scaled), _output_energy(weight * unit, scaled)
     if signal > 0:
         return error / signal
@@ -234,17 +233,32 @@ def _smoothing(linears: Sequence[Linear], stats: LinearStats, recipe: Recipe) ->
 def _data_free_error(one: Linear, hessian: torch.Tensor | None) -> float:
     """Relative error of ``configs/rtn.yaml``: nearest codes of W minus its own SVD, no smoothing."""
     target = transform_weight(one.weight, one.spec.rotation)
-    codes, scales = round_to_nearest(_without(target, _fit_lowrank(target, one)), torch.ones_like(target[0]), "search")
-    return _complete(one, target, codes, scales, hessian).error
+    nothing_known = torch.ones_like(target[0])
+    rounded = round_to_nearest(
+        _without(target, _fit_lowrank(target, one)), nothing_known, "search", one.spec.scale_type
+    )
+    return _complete(one, target, rounded, hessian).error
 
 
-def _choose_quantizer(space: InputSpace, k: int, recipe: Recipe) -> tuple[str, Quantizer]:
-    rule = recipe.weights.scale
-    if space.factor is not None and space.factor.upper is not None:
-        return "gptq", partial(gptq, upper=space.factor.upper, rule=rule, block_size=recipe.gptq.block_size)
-    importance = torch.ones(k) if space.objective is None else space.objective.diagonal()
+def _choose_quantizer(
+    space: InputSpace, spec: LinearSpec, k: int, recipe: Recipe, device: torch.device
+) -> tuple[str, Quantizer]:
+    rule, scale_type = recipe.weights.scale, spec.scale_type
+    if space.objective is not None and space.factor is not None and space.factor.upper is not None:
+        damped = space.objective.clone()
+        damped.diagonal().add_(space.factor.damp * damped.diagonal().mean())
+        return "gptq", partial(_gptq_and_descent, upper=space.factor.upper, damped=damped, spec=spec, recipe=recipe)
+    importance = torch.ones(k, device=device) if space.objective is None else space.objective.diagonal()
     method = "rtn" if space.factor is None else "rtn-fallback"
-    return method, partial(round_to_nearest, importance=importance, rule=rule)
+    return method, partial(round_to_nearest, importance=importance, rule=rule, scale_type=scale_type)
+
+
+def _gptq_and_descent(
+    weight: torch.Tensor, upper: torch.Tensor, damped: torch.Tensor, spec: LinearSpec, recipe: Recipe
+) -> Rounded:
+    """GPTQ, then the recipe's sweeps over its codes."""
+    rounded = gptq(weight, upper, recipe.weights.scale, recipe.gptq.block_size, spec.scale_type)
+    return coordinate_descent(weight, rounded, damped, recipe.gptq.sweeps) if recipe.gptq.sweeps else rounded
 
 
 def _alternate(
@@ -263,11 +277,10 @@ def _alternate(
     active = list(range(len(linears)))
     for _ in range(recipe.lowrank.rounds):
         stacked = torch.cat([_without(targets[i], lows[i]) for i in active])
-        codes, scales = quantize(stacked)
-        rows = [targets[i].shape[0] for i in active]
+        rounded = quantize(stacked).split([targets[i].shape[0] for i in active])
         falling = []
-        for i, c, s in zip(active, codes.split(rows), scales.split(rows), strict=True):
-            iterate = _complete(linears[i], targets[i], c, s, objective)
+        for i, part in zip(active, rounded, strict=True):
+            iterate = _complete(linears[i], targets[i], part, objective)
             errors[i].append(iterate.error)
             incumbent = best[i]
             if incumbent is None or iterate.error < incumbent.error:
@@ -280,15 +293,13 @@ def _alternate(
     return [(iterate, history) for iterate, history in zip(best, errors, strict=True) if iterate is not None]
 
 
-def _complete(
-    one: Linear, target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, objective: torch.Tensor | None
-) -> _Iterate:
+def _complete(one: Linear, target: torch.Tensor, rounded: Rounded, objective: torch.Tensor | None) -> _Iterate:
     """Codes, the low-rank branch that fits them best, and the error of both together."""
-    residual = target - int4.dequantize(codes, scales)
+    residual = target - rounded.dequantize()
     low = _fit_lowrank(residual, one)
     rest = _without(residual, low)
     held = energy_share(residual, rest)
-    return _Iterate(codes, scales, low, relative_error(rest, target, objective), held)
+    return _Iterate(rounded, low, relative_error(rest, target, objective), held)
 
 
 def _fit_lowrank(residual: torch.Tensor, one: Linear) -> LowRank | None:
@@ -302,12 +313,13 @@ def _without(weight: torch.Tensor, low: LowRank | None) -> torch.Tensor:
 def _assemble(one: Linear, best: _Iterate, smooth: torch.Tensor | None) -> QuantizedLinear:
     return QuantizedLinear(
         spec=one.spec,
-        qweight=int4.pack_nibbles(best.codes.contiguous()),
-        w_scales=best.scales.contiguous(),
+        qweight=int4.pack_nibbles(best.rounded.codes.contiguous()),
+        w_scales=best.rounded.scales.contiguous(),
         proj_down=None if best.low is None else best.low.down.contiguous(),
         proj_up=None if best.low is None else best.low.up.contiguous(),
         smooth=smooth,
         bias=None if one.bias is None else one.bias.to(one.stored_dtype),
+        row_scales=None if best.rounded.rows is None else best.rounded.rows.contiguous(),
     )
 
 
@@ -316,7 +328,7 @@ def _report(
 ) -> LayerReport:
     error = best.error
     if space.plain is not None and space.plain is not space.objective:
-        rest = _without(target - int4.dequantize(best.codes, best.scales), best.low)
+        rest = _without(target - best.rounded.dequantize(), best.low)
         error = relative_error(rest, target, space.plain)
     n, k = target.shape
     return LayerReport(

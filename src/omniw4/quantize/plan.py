@@ -110,7 +110,8 @@ class Plan:
         for entry in self.entries:
             if entry.spec is not None:
                 name = group_of(entry.path) if group_of is not None and self.needs_stats else entry.path
-                groups.setdefault((name, entry.spec.rotation, entry.spec.smooth, entry.spec.scale_type), []).append(entry)
+                spec = entry.spec
+                groups.setdefault((name, spec.rotation, spec.smooth, spec.scale_type), []).append(entry)
         return list(groups.values())
 
     def peak_bytes(self, group_of: Callable[[str], str] | None = None) -> int:

@@ -1,81 +1,202 @@
 """Choosing the scale of each weight group, and rounding to nearest with it.
 
-Both choices end on the FP16 grid before any code is made, and codes follow :func:`omniw4.int4.encode`, so what is
-minimised is what is stored.
+Every choice ends on the grid that is stored (FP16, or an integer times the row's FP32 scale) before any code is made,
+and codes follow :mod:`omniw4.int4`, so what is minimised is what is stored.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 
 from omniw4 import int4
+from omniw4.tensors import ScaleType
 
 ScaleRule = Literal["absmax", "search"]
 
 # Fractions of absmax that the grid may span. With 15 steps the best one for Gaussian groups of 64 lies near 0.85.
 SHRINK_GRID = tuple(1.0 - 0.025 * step for step in range(17))  # 1.0 … 0.6
+# The same range in integers: from the smallest m that spans absmax down by as many, at least to 0.6 of m = 16.
+INTEGER_STEPS_DOWN = 6
 
 
-def group_scales(group: torch.Tensor, importance: torch.Tensor, rule: ScaleRule) -> torch.Tensor:
-    """One FP16 scale for each row of a group.
+class GroupScales(Protocol):
+    """How the scales of groups are chosen, and what is stored of them."""
 
-    Args:
-        group: ``[..., G, N]`` float32: the G columns that share a scale, one group a row of N.
-        importance: ``[..., G]`` weight of each column's squared error (a Hessian's diagonal).
-        rule: ``"absmax"``: ``absmax/7``; ``"search"``: the fraction of it in :data:`SHRINK_GRID` with the least
-            weighted squared error of rounding to nearest, the largest such fraction on a tie.
+    @property
+    def dtype(self) -> torch.dtype: ...
 
-    Returns:
-        ``[..., N]`` float16; 0 for an all-zero group.
-    """
-    absmax = group.abs().amax(-2)  # [..., N]
-    best = int4.scale_from_absmax(absmax, int4.INT4_MAX)
-    if rule == "absmax":
-        return best
-    importance = importance.to(group.dtype)[..., None, :]  # [..., 1, G]
-    best_error = torch.full_like(absmax, float("inf"))
-    for shrink in SHRINK_GRID:
-        scales = int4.scale_from_absmax(absmax, int4.INT4_MAX, shrink)
-        rounded = round_to_grid(group, scales)
-        error = (importance @ (rounded.sub_(group)).square_()).squeeze(-2)  # [..., N]
+    def choose(self, group: torch.Tensor, importance: torch.Tensor) -> torch.Tensor:
+        """One stored scale for each row of a group.
+
+        Args:
+            group: ``[..., G, N]`` float32: the G columns that share a scale, one group a row of N.
+            importance: ``[..., G]`` weight of each column's squared error (a Hessian's diagonal).
+
+        Returns:
+            ``[..., N]`` of ``dtype``; 0 for an all-zero group.
+        """
+        ...
+
+    def step(self, scales: torch.Tensor) -> torch.Tensor:
+        """The distance of two codes, ``[..., N]`` float32, of stored scales ``[..., N]``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Float16Scales:
+    """``"absmax"``: ``absmax/7``; ``"search"``: the fraction of it in :data:`SHRINK_GRID` with the least weighted
+    squared error of rounding to nearest, the largest such fraction on a tie."""
+
+    rule: ScaleRule
+    dtype: torch.dtype = torch.float16
+
+    def choose(self, group: torch.Tensor, importance: torch.Tensor) -> torch.Tensor:
+        absmax = group.abs().amax(-2)  # [..., N]
+        if self.rule == "absmax":
+            return int4.scale_from_absmax(absmax, int4.INT4_MAX)
+        candidates = [int4.scale_from_absmax(absmax, int4.INT4_MAX, shrink) for shrink in SHRINK_GRID]
+        return _least_error(group, importance, candidates, self.step)
+
+    def step(self, scales: torch.Tensor) -> torch.Tensor:
+        return scales.float()
+
+
+@dataclass(frozen=True)
+class IntegerScales:
+    """Multiples m in 1..16 of a given scale of the row. ``"absmax"``: the smallest m whose grid spans absmax (16 where
+    none does); ``"search"``: of that one and the :data:`INTEGER_STEPS_DOWN` below it the one with the least weighted
+    squared error, the largest on a tie."""
+
+    rule: ScaleRule
+    rows: torch.Tensor  # [..., N] float32
+    dtype: torch.dtype = torch.uint8
+
+    def choose(self, group: torch.Tensor, importance: torch.Tensor) -> torch.Tensor:
+        absmax = group.abs().amax(-2)  # [..., N]
+        spanning = torch.ceil(absmax * (1 / int4.INT4_MAX) * reciprocal(self.rows))
+        top = spanning.clamp(1, int4.INTEGER_SCALE_MAX)
+        nothing = (absmax == 0) | (self.rows == 0)
+        if self.rule == "absmax":
+            best = top
+        else:
+            candidates = [(top - down).clamp(min=1) for down in range(INTEGER_STEPS_DOWN + 1)]
+            best = _least_error(group, importance, candidates, self.step)
+        return torch.where(nothing, torch.zeros_like(best), best).to(torch.uint8)
+
+    def step(self, scales: torch.Tensor) -> torch.Tensor:
+        return self.rows * scales.float()
+
+
+def _least_error(
+    group: torch.Tensor,
+    importance: torch.Tensor,
+    candidates: Sequence[torch.Tensor],
+    step: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Per row of the group the candidate ``[..., N]`` with the least weighted squared error of rounding to nearest."""
+    weight = importance.to(group.dtype)[..., None, :]  # [..., 1, G]
+    best, best_error = candidates[0], torch.full_like(group[..., 0, :], float("inf"))
+    for candidate in candidates:
+        rounded = round_to_grid(group, step(candidate))
+        error = (weight @ (rounded.sub_(group)).square_()).squeeze(-2)  # [..., N]
         better = error < best_error
-        best = torch.where(better, scales, best)
+        best = torch.where(better, candidate, best)
         best_error = torch.where(better, error, best_error)
     return best
 
 
-def round_to_grid(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The nearest representable values: ``[..., G, N]`` with scales ``[..., N]``, one column at a time or many.
+def choose_rows(weight: torch.Tensor, importance: torch.Tensor, rule: ScaleRule) -> torch.Tensor:
+    """The row scales that integer group scales are multiples of: the largest group's scale becomes m = 16.
+
+    Args:
+        weight: ``[..., N, K]`` float32, K a multiple of 64.
+        importance: ``[..., K]`` weight of each column's squared error.
+        rule: how the largest group's scale is found: as in :class:`Float16Scales`, in FP32.
+
+    Returns:
+        ``[..., N]`` float32; 0 for an all-zero row.
+    """
+    columns, share = _columns(weight, importance)
+    scales = columns.abs().amax(-2) / int4.INT4_MAX  # [..., K/64, N]
+    if rule == "search":
+        scales = _least_error(columns, share, [scales * shrink for shrink in SHRINK_GRID], lambda step: step)
+    return scales.amax(-2) / int4.INTEGER_SCALE_MAX
+
+
+def round_to_grid(values: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """The nearest representable values: ``[..., G, N]`` with steps ``[..., N]`` float32.
 
     The same arithmetic as ``int4.encode`` followed by ``int4.dequantize``, fused and without the NaN branch (weights
     are checked to be finite before).
     """
-    scale = scales.float()[..., None, :]
-    codes = (values * reciprocal(scale)).round_().clamp_(int4.INT4_MIN, int4.INT4_MAX)
-    return codes.mul_(scale)
+    step = step[..., None, :]
+    codes = (values * reciprocal(step)).round_().clamp_(int4.INT4_MIN, int4.INT4_MAX)
+    return codes.mul_(step)
 
 
-def reciprocal(scale: torch.Tensor) -> torch.Tensor:
-    """``1/scale`` in FP32, 0 where the scale is 0."""
-    return torch.where(scale == 0, torch.zeros_like(scale), scale.reciprocal())
+def reciprocal(step: torch.Tensor) -> torch.Tensor:
+    """``1/step`` in FP32, 0 where the step is 0."""
+    return torch.where(step == 0, torch.zeros_like(step), step.reciprocal())
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Codes and the scales that belong to them."""
+
+    codes: torch.Tensor  # [..., N, K] int8
+    scales: torch.Tensor  # [..., N, K/64] float16, or uint8 with rows
+    rows: torch.Tensor | None = None  # [..., N] float32
+
+    def dequantize(self) -> torch.Tensor:
+        """``[..., N, K]`` float32."""
+        if self.rows is None:
+            return int4.dequantize(self.codes, self.scales)
+        return int4.dequantize_integer(self.codes, self.scales, self.rows[..., None])
+
+    def steps(self) -> torch.Tensor:
+        """The distance of two codes in each group, ``[..., N, K/64]`` float32."""
+        return self.scales.float() if self.rows is None else self.rows[..., None] * self.scales.float()
+
+    def split(self, counts: Sequence[int]) -> list[Rounded]:
+        """Along N."""
+        rows = [None] * len(counts) if self.rows is None else self.rows.split(list(counts), -1)
+        parts = zip(self.codes.split(list(counts), -2), self.scales.split(list(counts), -2), rows, strict=True)
+        return [Rounded(*part) for part in parts]
+
+
+def scales_for(weight: torch.Tensor, importance: torch.Tensor, rule: ScaleRule, scale_type: ScaleType) -> GroupScales:
+    """How the groups of ``weight [..., N, K]`` get their scales; ``importance`` is ``[..., K]``."""
+    if scale_type == "float16":
+        return Float16Scales(rule)
+    return IntegerScales(rule, choose_rows(weight, importance, rule))
 
 
 def round_to_nearest(
-    weight: torch.Tensor, importance: torch.Tensor, rule: ScaleRule
-) -> tuple[torch.Tensor, torch.Tensor]:
+    weight: torch.Tensor, importance: torch.Tensor, rule: ScaleRule, scale_type: ScaleType = "float16"
+) -> Rounded:
     """Quantize without compensation: every weight to its nearest code.
 
     Args:
         weight: ``[..., N, K]`` float32, K a multiple of 64.
         importance: ``[..., K]`` weight of each column's squared error; used by ``"search"`` alone.
-
-    Returns:
-        codes ``[..., N, K]`` int8 and scales ``[..., N, K/64]`` float16.
     """
+    kind = scales_for(weight, importance, rule, scale_type)
+    rows = kind.rows if isinstance(kind, IntegerScales) else None
+    if isinstance(kind, IntegerScales):
+        kind = IntegerScales(rule, kind.rows[..., None, :])  # beside the axis of groups
+    columns, share = _columns(weight, importance)
+    scales = kind.choose(columns, share).transpose(-1, -2).contiguous()  # [..., N, K/64]
+    steps = scales.float() if rows is None else rows[..., None] * scales.float()
+    codes = int4.encode(int4.split_groups(weight), steps[..., None], int4.INT4_MIN, int4.INT4_MAX)
+    return Rounded(codes.reshape(weight.shape), scales, rows)
+
+
+def _columns(weight: torch.Tensor, importance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[..., N, K]`` to ``[..., K/64, 64, N]``, and ``[..., K]`` to ``[..., K/64, 64]``."""
     *lead, n, k = weight.shape
     columns = weight.transpose(-1, -2).reshape(*lead, k // int4.GROUP_SIZE, int4.GROUP_SIZE, n)
-    scales = group_scales(columns, int4.split_groups(importance), rule).transpose(-1, -2)  # [..., N, K/64]
-    codes = int4.encode(int4.split_groups(weight), scales[..., None], int4.INT4_MIN, int4.INT4_MAX)
-    return codes.reshape(weight.shape), scales.contiguous()
+    return columns, int4.split_groups(importance)
