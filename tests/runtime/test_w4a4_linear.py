@@ -196,7 +196,13 @@ def test_prepare_packs_and_goes_back() -> None:
     assert linear.layout == "mma_s4"
     assert linear.get_buffer("packed_proj_up").dtype == torch.bfloat16
     assert_same(linear.get_buffer("packed_inv_smooth"), linear.smooth.float().reciprocal(), "inv_smooth")
-    assert {*linear.state_dict()} == {"qweight", "w_scales", "proj_down", "proj_up", "smooth", "bias"}
+    assert linear.qweight is None
+    assert linear.w_scales is None
+    fresh = module(smooth=True)
+    assert {*linear.state_dict()} == {*fresh.state_dict()}
+    for name, tensor in fresh.state_dict().items():
+        assert_same(linear.state_dict()[name], tensor, f"{name} in state_dict while packed")
+        assert_same(linear.quantized().tensors()[name], tensor, f"{name} of quantized() while packed")
     with pytest.raises(OpError, match="layout 'canonical' only, found 'mma_s4'"):
         linear(x)  # on a CPU there are no kernels
     linear.load_state_dict(module(smooth=True, seed=9).state_dict())
@@ -208,6 +214,19 @@ def test_prepare_packs_and_goes_back() -> None:
     assert linear.layout == "canonical"
     assert not [name for name, _ in linear.named_buffers() if name.startswith("packed")]
     assert_same(linear(x), before, "back to the reference")
+
+
+@pytest.mark.parametrize("layout", ["mma_s4", "mma_s8", "wgmma_s8"])
+def test_codes_are_in_memory_once(layout: str) -> None:
+    linear = module()
+    held = linear.get_buffer("qweight").numel() + linear.get_buffer("w_scales").numel() * 2
+    linear.prepare(layout)
+    large = [b for name, b in linear.named_buffers() if name.endswith(("qweight", "w_scales"))]
+    padded = sum(b.numel() * b.element_size() for b in large)
+    assert padded < 2 * held  # rows up to the tile of the family
+    moved = copy.deepcopy(linear).to("meta")
+    assert {b.device.type for b in moved.buffers()} == {"meta"}
+    assert linear.half().layout == layout
 
 
 def test_prepare_refuses_what_does_not_fit() -> None:

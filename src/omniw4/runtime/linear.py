@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from omniw4.tensors import QuantizedLinear
 
 _Optional = torch.Tensor | None
 _Operands = tuple[torch.Tensor, torch.Tensor, _Optional, _Optional, _Optional, _Optional]
+_LARGE = ("qweight", "w_scales")  # what is held once: as it is on disk, or packed
 _NAMES = ("qweight", "w_scales", "row_scales", "proj_down", "proj_up", "smooth", "bias")
 
 
@@ -27,13 +29,14 @@ class W4A4Linear(nn.Module):
     scales or low-rank branch. The result has the dtype of the input.
 
     On a GPU with compiled kernels the weights are repacked once, by :meth:`prepare`; everywhere else the reference
-    runs. ``layout`` says which: ``"canonical"`` is the reference.
+    runs. ``layout`` says which: ``"canonical"`` is the reference. Codes and scales are in memory once: packed, they are
+    None under their own names, and :meth:`quantized` and ``state_dict`` unpack them.
 
     Inference only: no gradient flows to the input, and a backward pass raises.
     """
 
-    qweight: torch.Tensor
-    w_scales: torch.Tensor
+    qweight: torch.Tensor | None
+    w_scales: torch.Tensor | None
     row_scales: torch.Tensor | None
     proj_down: torch.Tensor | None
     proj_up: torch.Tensor | None
@@ -72,9 +75,16 @@ class W4A4Linear(nn.Module):
         module.prepare()
         return module
 
+    @property
+    def device(self) -> torch.device:
+        return self._codes().device
+
     def quantized(self) -> QuantizedLinear:
-        """The tensors as they are on disk (shared, not copied)."""
-        return QuantizedLinear(self.spec, **{name: getattr(self, name) for name in _NAMES})
+        """The tensors as they are on disk: shared with the module, but for codes and scales that are packed."""
+        tensors = {name: getattr(self, name) for name in _NAMES}
+        if self.layout != ops.CANONICAL:
+            tensors.update(zip(_LARGE, self._unpacked(), strict=True))
+        return QuantizedLinear(self.spec, **tensors)
 
     def prepare(
         self,
@@ -83,7 +93,7 @@ class W4A4Linear(nn.Module):
         dtype: torch.dtype | None = None,
         packed: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Repack the weights for a kernel family, beside the canonical ones.
+        """Repack the weights for a kernel family; the canonical codes and scales are given up.
 
         Args:
             layout: a layout of :mod:`omniw4.repack`, "canonical" to go back to the reference, or None for the best
@@ -94,11 +104,10 @@ class W4A4Linear(nn.Module):
         Raises:
             LayoutError: the layout is unknown or does not fit the linear.
         """
+        device = self.device
         if layout is None:
-            layout = ops.kernel_layout(self.qweight.device, self.spec.act_bits, self.spec.scale_type)
-        for name in self._packed_names:
-            delattr(self, name)
-        self.layout, self._packed_names = ops.CANONICAL, ()
+            layout = ops.kernel_layout(device, self.spec.act_bits, self.spec.scale_type)
+        self._restore()
         if layout == ops.CANONICAL:
             return
         family = repack.get(layout)
@@ -110,9 +119,35 @@ class W4A4Linear(nn.Module):
         tensors.pop("bias", None)  # the op takes it as it is
         for name, tensor in tensors.items():
             kept = dtype if dtype is not None and name in ("proj_down", "proj_up") else tensor.dtype
-            self.register_buffer(f"packed_{name}", tensor.to(self.qweight.device, kept), persistent=False)
+            self.register_buffer(f"packed_{name}", tensor.to(device, kept), persistent=False)
         self._packed_names = tuple(f"packed_{name}" for name in tensors)
         self.layout = layout
+        for name in _LARGE:
+            setattr(self, name, None)
+
+    def _codes(self) -> torch.Tensor:
+        """The codes, in whichever layout they are."""
+        codes = self.get_buffer("packed_qweight") if self.layout != ops.CANONICAL else self.qweight
+        assert codes is not None
+        return codes
+
+    def _unpacked(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Canonical codes and group scales from the packed ones, bit for bit."""
+        names = [name for name in ("qweight", "w_scales", "row_scales") if f"packed_{name}" in self._packed_names]
+        packed = {name: self.get_buffer(f"packed_{name}") for name in names}
+        spec = replace(self.spec, rank=0, smooth=False)  # the rest is there as it was
+        linear = repack.get(self.layout).unpack(packed, spec, self.out_features, self.in_features)
+        return linear.qweight, linear.w_scales
+
+    def _restore(self) -> None:
+        """Back to the canonical layout."""
+        if self.layout == ops.CANONICAL:
+            return
+        for name, tensor in zip(_LARGE, self._unpacked(), strict=True):
+            setattr(self, name, tensor)
+        for name in self._packed_names:
+            delattr(self, name)
+        self.layout, self._packed_names = ops.CANONICAL, ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., K]`` float to ``[..., N]`` of the same dtype; any strides, any leading dimensions.
@@ -139,6 +174,8 @@ class W4A4Linear(nn.Module):
         """qweight, w_scales, row_scales, proj_down, proj_up and the reciprocal of smooth, in the layout that runs."""
         if self.layout == ops.CANONICAL:
             inv_smooth = None if self.smooth is None else self.smooth.float().reciprocal()
+            assert self.qweight is not None
+            assert self.w_scales is not None
             return self.qweight, self.w_scales, self.row_scales, self.proj_down, self.proj_up, inv_smooth
         packed: dict[str, torch.Tensor] = {name: getattr(self, name) for name in self._packed_names}
         low_rank = (packed.get(f"packed_{name}") for name in ("proj_down", "proj_up"))
@@ -155,10 +192,18 @@ class W4A4Linear(nn.Module):
             f"scales={spec.scale_type}, layout={self.layout}"
         )
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.layout != ops.CANONICAL:
-            self.prepare(self.layout)  # the packed copies are of the tensors that were just replaced
+            destination.update(zip((prefix + name for name in _LARGE), self._unpacked(), strict=True))
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        layout = self.layout
+        low_rank = getattr(self, "packed_proj_up", None)
+        self._restore()
+        super()._load_from_state_dict(*args, **kwargs)
+        if layout != ops.CANONICAL:
+            self.prepare(layout, dtype=None if low_rank is None else low_rank.dtype)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> W4A4Linear:
         """Follow a model to another device, never to another dtype."""
@@ -167,8 +212,8 @@ class W4A4Linear(nn.Module):
             moved = fn(tensor)
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
-        before = self.qweight.device
+        before = self.device
         super()._apply(move, recurse)
-        if self.qweight.device != before and self.qweight.device.type != "meta":
+        if self.device != before and self.device.type != "meta":
             self.prepare()  # what is compiled there may be another family, or none
         return self

@@ -34,7 +34,7 @@ def prepare(
     with contextlib.ExitStack() as stack:
         caches: dict[str, cache.Cache | None] = {ops.CANONICAL: None}
         for place, module in modules.items():
-            layout = ops.kernel_layout(module.qweight.device, module.spec.act_bits, module.spec.scale_type)
+            layout = ops.kernel_layout(module.device, module.spec.act_bits, module.spec.scale_type)
             if layout not in caches:
                 caches[layout] = stack.enter_context(_cache(checkpoint, layout))
             packed = caches[layout]
