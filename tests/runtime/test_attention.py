@@ -32,7 +32,7 @@ def exact(s: attention.AttentionSpec, qkv: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 32), (4, 4, 64), (3, 1, 128)])
-@pytest.mark.parametrize("name", ["sdpa-loop", "sdpa"])
+@pytest.mark.parametrize("name", ["sdpa-loop", "sdpa", "kernel"])
 def test_against_fp64(name: str, heads: int, kv_heads: int, head_dim: int, causal: bool) -> None:
     s = spec(heads, kv_heads, head_dim, causal)
     qkv = torch.randn(40, (heads + 2 * kv_heads) * head_dim, generator=torch.Generator().manual_seed(0))
@@ -41,7 +41,7 @@ def test_against_fp64(name: str, heads: int, kv_heads: int, head_dim: int, causa
     assert relative_error(provider(qkv, ENDS, 40), exact(s, qkv)) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["sdpa-loop", "sdpa"])
+@pytest.mark.parametrize("name", ["sdpa-loop", "sdpa", "kernel"])
 def test_a_sequence_does_not_see_another(name: str) -> None:
     s = spec(4, 2, 32, False)
     qkv = torch.randn(40, 8 * 32, generator=torch.Generator().manual_seed(0))

@@ -4,7 +4,7 @@ Every provider takes ``qkv [P, (Hq + 2·Hkv)·D]``, queries, keys and values of 
 ``cu_seqlens [B + 1]`` int32, and returns ``[P, Hq·D]``. Query head h attends to key head ``h // (Hq / Hkv)``.
 
 ==============  ======================================================================================
-``kernel``      this package's ``attention_varlen``, where it is compiled for the GPU
+``kernel``      the op ``attention_varlen``, where its kernel is compiled for the GPU; on a CPU its reference
 ``varlen``      ``torch.nn.attention.varlen``, where torch has it
 ``sdpa``        scaled_dot_product_attention with a block-diagonal mask: any GPU, any torch, slow
 ``sdpa-loop``   one call a sequence; reads cu_seqlens on the host, so on a CPU only
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from omniw4 import ops
 from omniw4.errors import UsageError
 
 
@@ -87,6 +88,15 @@ def _sdpa(
     return out[0]
 
 
+def kernel(spec: AttentionSpec, qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
+    """This package's own, which leaves the rows of no sequence as the allocator gives them: nobody reads them."""
+    out = qkv.new_empty(qkv.shape[0], spec.num_heads * spec.head_dim)
+    ops.attention_varlen_out(
+        qkv, cu_seqlens, max_seqlen, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.causal, spec.scale, out
+    )
+    return out
+
+
 def varlen(spec: AttentionSpec, qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
     """``torch.nn.attention.varlen``; the kernels under it share key heads among query heads by themselves."""
     q, k, v = spec.split(qkv)
@@ -114,6 +124,7 @@ def _varlen_options(spec: AttentionSpec) -> dict[str, Any]:
 
 
 _PROVIDERS: dict[str, Callable[[AttentionSpec, torch.Tensor, torch.Tensor, int], torch.Tensor]] = {
+    "kernel": kernel,
     "varlen": varlen,
     "sdpa": sdpa_mask,
     "sdpa-loop": sdpa_loop,
@@ -135,6 +146,9 @@ def choose(spec: AttentionSpec, device: torch.device, dtype: torch.dtype, name: 
     failures = []
     for candidate in [name] if name else [n for n in _PROVIDERS if n != "sdpa-loop"]:
         provider = Provider(candidate, spec, _PROVIDERS[candidate])
+        if candidate == "kernel" and not ops.attention_kernel_runs(device, spec.head_dim):
+            failures.append(f"{candidate}: not compiled for this GPU and heads of {spec.head_dim}")
+            continue
         try:
             _probe(provider, device, dtype)
         except Exception as e:
