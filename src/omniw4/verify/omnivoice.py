@@ -54,7 +54,7 @@ class _Guided:
 
     def log_probs(self, state: DecodeState) -> torch.Tensor:
         """``[N, V]`` float32, a row a cell."""
-        found = guided_log_probs(*target_logits(state, self.parts), state.guidance, self.parts.mask_id)
+        found = guided_log_probs(target_logits(state, self.parts), state.guidance, self.parts.mask_id)
         return found.flatten(0, 1)[state.index["slot_of_cell"]]
 
     def unmask(self, state: DecodeState, log_probs: torch.Tensor) -> None:

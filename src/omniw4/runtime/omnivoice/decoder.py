@@ -18,7 +18,8 @@ import torch
 from omniw4.runtime.omnivoice.packing import Packing, Size, needed, pack
 from omniw4.runtime.omnivoice.step import DecodeState, Parts, Sampling, decode_step, decode_step_free
 
-BUCKETS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
+BUCKETS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144)
+_LARGEST_SINGLE, _SMALLEST_BATCH = 2048, 256  # the package cuts text that takes longer than 30 s
 MAX_REQUESTS = 16
 MAX_STEPS = 64
 
@@ -55,8 +56,8 @@ class Decoder:
         parts: how a step gets from codes to logits.
         embed: the package's embedding of packed ids.
         template: ``[1, H]``, for width, dtype and device of hidden states.
-        buckets: packed tokens to capture graphs for; a batch of one request is kept apart from larger ones, whose
-            graphs hold up to ``max_requests``.
+        buckets: packed tokens to capture graphs for; a request alone is kept apart from batches, whose graphs hold up
+            to ``max_requests``.
         max_steps: the longest schedule a graph takes.
         on_progress: called with (done, total, what) while graphs are captured.
     """
@@ -160,12 +161,16 @@ class Decoder:
 
 
 def _sizes(buckets: Sequence[int], max_requests: int) -> list[Size]:
-    """Of every bucket one size for a single request and one for batches, from small to large.
+    """Sizes for a single request and for batches, from small to large.
 
     A target is in two rows, so that half of the tokens bounds the targets.
     """
-    counts = [1] if max_requests == 1 else [1, max_requests]
-    return [Size(tokens, -(-tokens // 2), count) for tokens in sorted(buckets) for count in counts]
+    sizes = []
+    for tokens in sorted(buckets):
+        for count in sorted({1, max_requests}):
+            if tokens <= _LARGEST_SINGLE if count == 1 else tokens >= _SMALLEST_BATCH:
+                sizes.append(Size(tokens, -(-tokens // 2), count))
+    return sizes
 
 
 def _some_targets(size: Size) -> list[int]:

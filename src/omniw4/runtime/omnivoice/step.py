@@ -63,8 +63,8 @@ class Parts:
         return self.embedding(codes + self.offsets).sum(1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[n, H]`` to ``[n, C, V]`` float32."""
-        return self.heads(hidden).float().view(len(hidden), self.codebooks, -1)
+        """``[n, H]`` to ``[n, C, V]``, in the dtype of the heads."""
+        return self.heads(hidden).view(len(hidden), self.codebooks, -1)
 
 
 class DecodeState:
@@ -130,21 +130,27 @@ def backbone_input(state: DecodeState, parts: Parts) -> torch.Tensor:
     return torch.where(state.index["is_target"][:, None], shown[state.index["target_of_row"]], state.base)
 
 
-def target_logits(state: DecodeState, parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Conditional and unconditional logits of the targets, each ``[T, C, V]`` float32."""
+def target_logits(state: DecodeState, parts: Parts) -> torch.Tensor:
+    """Conditional and unconditional logits of the targets, ``[2, T, C, V]``."""
     index = state.index
     hidden = parts.backbone(backbone_input(state, parts), index["positions"], index["cu_seqlens"])
     logits = parts.logits(hidden[torch.cat([index["conditional"], index["unconditional"]])])
-    conditional, unconditional = logits.split(len(index["conditional"]))
-    return conditional, unconditional
+    return logits.view(2, -1, *logits.shape[1:])
 
 
-def guided_log_probs(
-    conditional: torch.Tensor, unconditional: torch.Tensor, guidance: torch.Tensor, mask_id: int
-) -> torch.Tensor:
-    """Log-probabilities ``[..., V]`` under guidance; that of the mask itself is -inf."""
-    c, u = F.log_softmax(conditional, -1), F.log_softmax(unconditional, -1)
-    log_probs = F.log_softmax(c + guidance * (c - u), -1)
+def guided_log_probs(logits: torch.Tensor, guidance: torch.Tensor, mask_id: int) -> torch.Tensor:
+    """Log-probabilities ``[T, C, V]`` float32 of ``[2, T, C, V]`` under guidance; that of the mask itself is -inf.
+
+    Few passes over few tensors: 16-bit logits become float32 inside the first softmax, and the guided ones take the
+    place of the unconditional ones.
+    """
+    conditional, other = F.log_softmax(logits, -1, dtype=torch.float32)
+    torch.sub(conditional, other, out=other)
+    torch.addcmul(conditional, other, guidance, out=other)  # c + (c - u)·guidance
+    return without_mask(F.log_softmax(other, -1), mask_id)
+
+
+def without_mask(log_probs: torch.Tensor, mask_id: int) -> torch.Tensor:
     log_probs[..., mask_id] = -torch.inf
     return log_probs
 
@@ -172,7 +178,7 @@ def unmask_best(state: DecodeState, chosen: torch.Tensor, scores: torch.Tensor) 
 def decode_step(state: DecodeState, parts: Parts) -> None:
     """One step with greedy codes; the same work whatever the batch in ``state``, so that it can be captured."""
     slots = state.index["slot_of_cell"]
-    log_probs = guided_log_probs(*target_logits(state, parts), state.guidance, parts.mask_id)
+    log_probs = guided_log_probs(target_logits(state, parts), state.guidance, parts.mask_id)
     confidence, chosen = log_probs.max(-1)  # [T, C]
     scores = (confidence.view(-1)[slots] - state.penalty) / state.temperature
     unmask_best(state, chosen.view(-1)[slots], scores + state.noise * gumbel(scores))
@@ -181,12 +187,11 @@ def decode_step(state: DecodeState, parts: Parts) -> None:
 def decode_step_free(state: DecodeState, parts: Parts, sampling: Sampling) -> None:
     """One step with any settings; draws no random number that the settings do not ask for."""
     slots = state.index["slot_of_cell"]
-    conditional, unconditional = target_logits(state, parts)
+    logits = target_logits(state, parts)
     if sampling.guided:
-        log_probs = guided_log_probs(conditional, unconditional, state.guidance, parts.mask_id)
+        log_probs = guided_log_probs(logits, state.guidance, parts.mask_id)
     else:
-        log_probs = F.log_softmax(conditional, -1)
-        log_probs[..., parts.mask_id] = -torch.inf
+        log_probs = without_mask(F.log_softmax(logits[0], -1, dtype=torch.float32), parts.mask_id)
     log_probs = log_probs.flatten(0, 1)[slots]  # [N, V]
     confidence, chosen = log_probs.max(-1)
     if sampling.class_temperature > 0:
