@@ -27,7 +27,9 @@ LAYOUT = "mma_s4"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint with 4- and 8-bit activations, on a machine that claims to run ``mma_s4`` for the former."""
     write_checkpoint(MODELS["llama-bias"](), tmp_path, LinearSpec(smooth=True), {"down_proj": LinearSpec(act_bits=8)})
-    monkeypatch.setattr(ops, "kernel_layout", lambda device, act_bits: LAYOUT if act_bits == 4 else ops.CANONICAL)
+    monkeypatch.setattr(
+        ops, "kernel_layout", lambda device, act_bits, scale_type: LAYOUT if act_bits == 4 else ops.CANONICAL
+    )
     return tmp_path / "checkpoint"
 
 
