@@ -35,7 +35,7 @@ SPECS = {
     "layers.10.q": LinearSpec(rank=16),
     "layers.2.q": LinearSpec(rank=16),
     "layers.2.down": LinearSpec(rank=0, act_bits=8, rotation="none", smooth=True, act_clip=0.9),
-    "layers.3.down": LinearSpec(rank=256, act_bits=16),
+    "layers.3.down": LinearSpec(rank=256, act_bits=16, scale_type="integer"),
 }
 
 
@@ -76,3 +76,20 @@ def test_golden_linear_through_the_format(tmp_path: Path) -> None:
     weight = int4.dequantize(int4.unpack_nibbles(linear.qweight), linear.w_scales)
     assert torch.equal(weight, golden["weight"])
     assert checkpoint.linears[PATH].effective_bits == pytest.approx(linear.effective_bits())
+
+
+def test_integer_scales_through_the_format(tmp_path: Path) -> None:
+    raw = raw_checkpoint()
+    raw.quantization["modules"][PLAIN]["scale_type"] = "integer"
+    raw.tensors[f"{PLAIN}.qweight"] = ("U8", [8, 64], bytes(range(256)) * 2)
+    raw.tensors[f"{PLAIN}.w_scales"] = ("U8", [8, 2], bytes(range(16)))
+    raw.tensors[f"{PLAIN}.row_scales"] = ("F32", [8], torch.arange(8.0).numpy().tobytes())
+    checkpoint = Checkpoint.open(raw.write(tmp_path))
+    linear = checkpoint.linear(PLAIN)
+    assert linear.spec == LinearSpec(rank=0, act_bits=8, act_clip=0.95, scale_type="integer")
+    codes = int4.unpack_nibbles(linear.qweight).double()
+    scales = torch.arange(16.0, dtype=torch.float64).reshape(8, 2).repeat_interleave(64, 1)
+    wanted = torch.arange(8.0, dtype=torch.float64)[:, None] * scales * codes
+    assert torch.equal(linear.dequantize_codes(torch.float64), wanted)
+    assert checkpoint.linears[PLAIN].effective_bits == linear.effective_bits() == 4 + 8 / 64 + 32 / 128
+    assert checkpoint.specs[PATH].scale_type == "float16"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hostile_folders as folders
 import hostile_headers as headers
+import hostile_integer_scales as integer
 import hostile_tensors as tensors
 import pytest
 from hostile_case import Case
@@ -25,6 +26,7 @@ from omniw4.errors import CheckpointError, HashMismatchError, MissingFileError
 GENERATORS = (
     *(headers.truncations, headers.lengths, headers.malformed_headers, headers.wrong_sizes),
     *(tensors.wrong_tensors, tensors.missing_and_extra, tensors.values, tensors.flipped_data),
+    integer.integer_scales,
     *(folders.configs, folders.indexes, folders.manifests, folders.files),
 )
 CASES: list[Case] = [case for generator in GENERATORS for case in generator()]
