@@ -39,6 +39,11 @@ def test_every_module_is_there(installed: Path) -> None:
     assert sources - packed == set(), "a package without __init__.py is not found by setuptools"
 
 
+def test_data_files_are_there(installed: Path) -> None:
+    for name in ("roofline/gpus.yaml", "report/page.css"):
+        assert (installed / "omniw4" / name).read_bytes() == (ROOT / "src" / "omniw4" / name).read_bytes()
+
+
 def test_configs_are_there_and_found(installed: Path) -> None:
     shipped = {p.name for p in (ROOT / "configs").glob("*.yaml")}
     assert {p.name for p in (installed / "omniw4" / "configs").glob("*.yaml")} == shipped

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from omnivoice_fixture import require_omnivoice
 from omniw4 import profile
 from omniw4.bench.omnivoice import with_random_quantized
 from omniw4.cli import app
@@ -102,6 +103,24 @@ def test_engines_that_lack_their_model(model: torch.nn.Module) -> None:
     assert "w4a4" in caught.value.hint
     with pytest.raises(UsageError, match="fewer than 3 sequences"):
         profile.backbone(["hf"], model, tokens=2, sequences=3)
+
+
+def test_omnivoice_with_and_without_the_engine() -> None:
+    """One model serves the engines in any order: patched for a back end, restored for the package."""
+    require_omnivoice()
+    from omniw4.model.omnivoice import TINY, random_omnivoice
+
+    model = random_omnivoice(TINY, tiny_codec=True)
+    package, reference = profile.omnivoice(["package", "reference"], model, seconds=0.5, num_step=1)
+    with torch.inference_mode():
+        for engine, patched in ((package, False), (reference, True), (package, False)):
+            (wave,) = engine.step()
+            assert len(wave) >= 0.4 * model.sampling_rate
+            assert ("_generate_iterative" in model.__dict__) is patched
+    with pytest.raises(UsageError, match="'w4a4' needs the quantized model"):
+        profile.omnivoice(["w4a4"], model)
+    with pytest.raises(UsageError, match="no engine 'hf'"):
+        profile.omnivoice(["hf"], model)
 
 
 def test_the_verb(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

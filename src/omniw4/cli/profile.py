@@ -158,6 +158,8 @@ class _Models:
             return random_backbone(tiny=self.tiny, dtype=dtype, device=self.device)
         if self.model is None:
             return None
+        if self.what == "omnivoice":
+            return self._package_model(dtype)
         return models.load(
             self.model,
             dtype=self.dtype,
@@ -165,6 +167,16 @@ class _Models:
             gguf_file=self.gguf_file,
             trust_remote_code=self.trust_remote_code,
         ).model
+
+    def _package_model(self, dtype: Any) -> Any:
+        """An OmniVoice with its codec, as the package itself loads it."""
+        from omniw4.model.files import as_model_error, find_source
+        from omniw4.model.omnivoice import import_omnivoice
+
+        files = find_source(self.model or "", self.gguf_file)
+        package = import_omnivoice()
+        with as_model_error(f"cannot load {files.name!r} as an OmniVoice"):
+            return package.OmniVoice.from_pretrained(files.folder, dtype=dtype, device_map=self.device).eval()
 
     def _quantized(self, original: Any) -> Callable[[], Any] | None:
         if (folder := self.checkpoint) is not None:

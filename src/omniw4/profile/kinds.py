@@ -12,7 +12,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for kind, pattern in (
         ("quantize", r"quantiz|quant_|_quant\b|pack_lora|fp8_cast|to_fp8"),
         ("attention", r"attention|flash|fmha|sdpa|varlen|_mha"),
-        ("GEMM", r"gemm|gemv|nvjet|cutlass|cublas|wgmma|xmma|matmul|splitk|_mm\b|"
+        ("GEMM", r"gemm|gemv|nvjet|cutlass|cublas|wgmma|xmma|matmul|splitk|_mm\b|convolution|conv[123]d|conv_|"
                  r"::(addmm|bmm|mm|linear|matmul|baddbmm)\b"),
         ("reduce", r"reduce|norm|softmax|inv_rms|triton_(red|per)|topk|sort|scan|cum(sum|prod)|argm|"
                    r"::(mean|sum|amax|amin|max|min|any|all|var|std|prod|linalg)"),

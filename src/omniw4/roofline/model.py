@@ -88,7 +88,7 @@ def of_config(
         raise ModelError(
             f"config.json of {name!r} has no num_attention_heads", hint="the roofline needs a decoder's config"
         )
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    head_dim = config.get("head_dim") or int(config.get("hidden_size") or heads) // heads
     kv_heads = config.get("num_key_value_heads") or heads
     counted: dict[tuple[str, int, int, int], int] = {}
     for path, (n, k, rank) in shapes.items():
