@@ -13,7 +13,7 @@
 
 namespace omniw4::attention {
 
-template <class T, int head_dim, int key_tile, bool q_registers, bool in_turn>
+template <class T, int head_dim, int key_tile>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_varlen_sm90a_kernel(const __grid_constant__ AttentionVarlenParams p,
                                   const __grid_constant__ CUtensorMap map) {
@@ -48,15 +48,15 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
     } else {
         ptx::setmaxnreg_increase<232>();
-        Consumer<T, head_dim, key_tile, q_registers, in_turn> consumer{
-            p, base, __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0)};
+        Consumer<T, head_dim, key_tile> consumer{p, base,
+                                                 __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0)};
         consumer.run();
     }
 }
 
-template <class T, int head_dim, int key_tile, bool q_registers, bool in_turn>
+template <class T, int head_dim, int key_tile>
 Status launch_tile(const AttentionVarlenParams& p, cudaStream_t stream) {
-    constexpr auto kernel = attention_varlen_sm90a_kernel<T, head_dim, key_tile, q_registers, in_turn>;
+    constexpr auto kernel = attention_varlen_sm90a_kernel<T, head_dim, key_tile>;
     constexpr int bytes = Plan<head_dim, key_tile>::kBytes;
     if (const Status status = allow_shared_memory<kernel>(bytes); status != Status::kOk) return status;
     int device = 0, multiprocessors = 0;

@@ -32,13 +32,13 @@ struct Extent {
     int last[2];   // the last one that counts for rows g and g + 8 of this lane
 };
 
-template <class T, int head_dim, int key_tile, bool q_registers, bool in_turn>
+template <class T, int head_dim, int key_tile>
 struct Consumer {
     using Plan = attention::Plan<head_dim, key_tile>;
     using Scores = float[key_tile / 2];
     using Output = float[head_dim / 2];
     using Probabilities = uint32_t[key_tile / 16][4];
-    using Query = uint32_t[q_registers ? head_dim / 16 : 1][4];
+    using Query = uint32_t[head_dim / 16][4];
 
     const AttentionVarlenParams& p;
     uint32_t base;
@@ -49,12 +49,8 @@ struct Consumer {
 
     static __device__ __forceinline__ int warp() { return threadIdx.x / kWarp; }
 
-    __device__ __forceinline__ void take_turn() const {
-        if constexpr (in_turn) ptx::bar_sync(1 + warpgroup, kWarpgroups * 128);
-    }
-    __device__ __forceinline__ void pass_turn() const {
-        if constexpr (in_turn) ptx::bar_arrive(2 - warpgroup, kWarpgroups * 128);
-    }
+    __device__ __forceinline__ void take_turn() const { ptx::bar_sync(1 + warpgroup, kWarpgroups * 128); }
+    __device__ __forceinline__ void pass_turn() const { ptx::bar_arrive(2 - warpgroup, kWarpgroups * 128); }
 
     __device__ __forceinline__ void arrive(uint32_t barrier) const {
         __syncwarp();
@@ -63,21 +59,15 @@ struct Consumer {
 
     __device__ __forceinline__ void load_query() {
         ptx::mbarrier_wait(base + Plan::kQueriesFull, works % 2);
-        if constexpr (q_registers) {
-            const Lane lane;
-            const int row = warp() % 4 * 16 + lane.index % 16;
-            const uint32_t tile = base + Plan::kQueries + warpgroup * Plan::kQueryBytes + row * kRowBytes;
+        const Lane lane;
+        const int row = warp() % 4 * 16 + lane.index % 16;
+        const uint32_t tile = base + Plan::kQueries + warpgroup * Plan::kQueryBytes + row * kRowBytes;
 #pragma unroll
-            for (int k = 0; k < head_dim / 16; ++k) {
-                const int chunk = (k % 4 * 2 + lane.index / 16) ^ row % 8;
-                ptx::ldmatrix_x4(query[k], tile + k / 4 * Plan::kQueryPanelBytes + chunk * 16);
-            }
-            arrive(Plan::kQueriesEmpty);
+        for (int k = 0; k < head_dim / 16; ++k) {
+            const int chunk = (k % 4 * 2 + lane.index / 16) ^ row % 8;
+            ptx::ldmatrix_x4(query[k], tile + k / 4 * Plan::kQueryPanelBytes + chunk * 16);
         }
-    }
-
-    __device__ __forceinline__ void release_query() const {
-        if constexpr (!q_registers) arrive(Plan::kQueriesEmpty);
+        arrive(Plan::kQueriesEmpty);
     }
 
     // scores = query * keys^T
@@ -92,12 +82,7 @@ struct Consumer {
         for (int k = 0; k < head_dim / 16; ++k) {
             const int inside = k % 4 * 32, panel = k / 4;
             const uint64_t b = ptx::wgmma_panels(tile + (panel * Plan::kTilePanelBytes + inside) / 16);
-            if constexpr (q_registers) {
-                ptx::wgmma_m64k16<key_tile, T, ptx::Major::kK>(scores, query[k], b, k > 0);
-            } else {
-                const uint64_t a = ptx::wgmma_panels(rows + (panel * Plan::kQueryPanelBytes + inside) / 16);
-                ptx::wgmma_m64k16<key_tile, T, ptx::Major::kK>(scores, a, b, k > 0);
-            }
+            ptx::wgmma_m64k16<key_tile, T, ptx::Major::kK>(scores, query[k], b, k > 0);
         }
         ptx::wgmma_commit();
     }
@@ -140,7 +125,6 @@ struct Consumer {
         ptx::wgmma_wait<1>();
         pin(scores);
         arrive(Plan::kKeysEmpty + keys.stage * 8);
-        if (first_key + key_tile >= extent.keys) release_query();
         keys.step();
         softmax.tile<masked>(scores, extent.last[0] - first_key, extent.last[1] - first_key);
         pin(scores);
@@ -172,7 +156,6 @@ struct Consumer {
         ptx::wgmma_wait<0>();
         pin(scores);
         arrive(Plan::kKeysEmpty + keys.stage * 8);
-        if (key_tile >= extent.keys) release_query();
         keys.step();
         if (key_tile <= extent.unmasked) {
             softmax.tile<false>(scores, 0, 0);
@@ -243,7 +226,7 @@ struct Consumer {
 
     __device__ __forceinline__ void run() {
         const Division division{p};
-        if (in_turn && warpgroup == 1) pass_turn();
+        if (warpgroup == 1) pass_turn();
         Work work;
         for (int index = blockIdx.x; division.find(index, work); index += gridDim.x) {
             const int unit = division.unit(work, warpgroup), query = division.first_query(unit);
@@ -262,7 +245,7 @@ struct Consumer {
             attend(extent, softmax, output);
             store(work, unit, division, softmax, output);
         }
-        if (in_turn && warpgroup == 0) take_turn();  // the turn that nobody takes
+        if (warpgroup == 0) take_turn();  // the turn that nobody takes
     }
 };
 
