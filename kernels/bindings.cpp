@@ -292,7 +292,8 @@ void gemm_lora_up(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr
 
 void attention_varlen(uintptr_t qkv, uintptr_t cu_seqlens, uintptr_t out, int64_t rows, int64_t row_stride,
                       int64_t out_stride, int sequences, int max_seqlen, int q_heads, int kv_heads, int head_dim,
-                      bool causal, float scale, const std::string& dtype, int device, uintptr_t stream) {
+                      bool causal, float scale, const std::string& dtype, bool boundaries_ready, int device,
+                      uintptr_t stream) {
     AttentionVarlenParams p{};
     p.qkv = pointer<void>(qkv);
     p.cu_seqlens = pointer<int32_t>(cu_seqlens);
@@ -308,6 +309,7 @@ void attention_varlen(uintptr_t qkv, uintptr_t cu_seqlens, uintptr_t out, int64_
     p.causal = causal;
     p.scale = scale;
     p.dtype = dtype_of(dtype);
+    p.boundaries_ready = boundaries_ready;
     const DeviceGuard guard(device);
     const Status status = launch_attention_varlen(p, pointer<CUstream_st>(stream));
     raise_on_failure(
@@ -427,7 +429,8 @@ PYBIND11_MODULE(w4a4ops, m) {
           arg("multiprocessors"), "The number of the tile that suits a shape.");
     m.def("attention_varlen", &attention_varlen, py::kw_only(), arg("qkv"), arg("cu_seqlens"), arg("out"), arg("rows"),
           arg("row_stride"), arg("out_stride"), arg("sequences"), arg("max_seqlen"), arg("q_heads"), arg("kv_heads"),
-          arg("head_dim"), arg("causal"), arg("scale"), arg("dtype"), arg("device"), arg("stream"));
+          arg("head_dim"), arg("causal"), arg("scale"), arg("dtype"), arg("boundaries_ready"), arg("device"),
+          arg("stream"));
 }
 
 }  // namespace omniw4

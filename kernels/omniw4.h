@@ -166,7 +166,7 @@ struct GemmLoraUpParams {
     bool weights_ready;  // no kernel still running writes qweight: its copies may start before the others are done
 };
 
-// out = softmax(scale * q * k^T) * v for each sequence of a pack and each head; rows past cu_seqlens[sequences] stay.
+// out = softmax(scale * q * k^T) * v for each sequence of a pack and each head; rows of no sequence become 0.
 struct AttentionVarlenParams {
     const void* qkv;            // [P, (q_heads + 2 * kv_heads) * head_dim], rows row_stride elements apart
     const int32_t* cu_seqlens;  // [sequences + 1], ascending from 0 to at most P; aligned to 4 bytes
@@ -178,6 +178,7 @@ struct AttentionVarlenParams {
     float scale;                          // above 0
     bool causal;
     DType dtype;
+    bool boundaries_ready;  // no kernel still running writes cu_seqlens: it may be read before the others are done
 };
 
 Status launch_inv_rms(const InvRmsParams& params, cudaStream_t stream);
