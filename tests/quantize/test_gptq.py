@@ -7,7 +7,7 @@ import torch
 from quantize_problems import best_codes, inputs, naive_gptq, nearest, run_gptq, weights
 
 from omniw4 import int4
-from omniw4.quantize.gptq import factorise
+from omniw4.quantize.gptq import factorise, gptq
 from omniw4.quantize.layer import relative_error
 
 
@@ -170,3 +170,40 @@ def test_a_zero_hessian_has_no_factor() -> None:
     factor = factorise(torch.zeros(64, 64, dtype=torch.float64), 0.01)
     assert factor.upper is None
     assert "zero" in factor.log[0]
+
+
+def naive_integer_gptq(w: torch.Tensor, hessian: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``naive_gptq``, a group's step being the smallest multiple of the row's scale that spans it."""
+    w, k = w.double().clone(), w.shape[1]
+    inverse = torch.linalg.inv(hessian + 0.01 * hessian.diagonal().mean() * torch.eye(k, dtype=torch.float64))
+    codes, scales = torch.zeros(w.shape, dtype=torch.int8), torch.zeros(len(w), k // 64, dtype=torch.uint8)
+    for j in range(k):
+        if j % 64 == 0:
+            absmax = w[:, j : j + 64].abs().amax(1)
+            scales[:, j // 64] = (absmax / 7 / rows.double()).ceil().clamp(1, 16).to(torch.uint8)
+        step = rows.double() * scales[:, j // 64].double()
+        codes[:, j] = (w[:, j] / step).round().clamp(-8, 7).to(torch.int8)
+        error = (w[:, j] - codes[:, j].double() * step) / inverse[j, j]
+        w[:, j:] -= error[:, None] * inverse[j, j:]
+        inverse -= torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
+    return codes, scales
+
+
+@pytest.mark.parametrize("k", [64, 192])
+def test_integer_scales_equal_the_naive_loop(k: int) -> None:
+    w, h = weights(5, k), hessian_of(inputs(400, k))
+    rounded = gptq(w, upper_of(h), "absmax", scale_type="integer")
+    assert rounded.rows is not None
+    torch.testing.assert_close(rounded.rows, w.unflatten(1, (-1, 64)).abs().amax((1, 2)) / 112)
+    codes, scales = naive_integer_gptq(w, h, rounded.rows)
+    assert (rounded.scales != scales).float().mean() < 0.05
+    assert (rounded.codes != codes).float().mean() < 0.02
+
+
+def test_integer_scales_cost_little_against_the_hessian() -> None:
+    w, h = weights(64, 512), hessian_of(inputs(1000, 512))
+    errors = []
+    for kind in ("float16", "integer"):
+        rounded = gptq(w, upper_of(h), "search", scale_type=kind)  # type: ignore[arg-type]
+        errors.append(relative_error(w - rounded.dequantize(), w, h.float()))
+    assert errors[1] < 1.06 * errors[0]
