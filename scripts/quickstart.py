@@ -109,7 +109,7 @@ def write_report(model: Path, verdicts: dict[str, list[dict[str, Any]]]) -> None
         file.write_text(json.dumps(of_texts[0]), encoding="utf-8")
         results += ["--results", file if recipe == "default" else f"{recipe}={file}"]
     verbs: dict[str, tuple[Any, ...]] = {
-        "bench": ("bench", ROOT / "default", "--model", model),
+        "bench": ("bench", ROOT / "default", "--model", model, "--repetitions", 3),
         "roofline": ("roofline", ROOT / "default", "--gpu", "L4", "--tokens", 512, "--causal"),
     }
     for name, arguments in verbs.items():

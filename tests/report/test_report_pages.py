@@ -190,3 +190,15 @@ def test_engines_of_a_benchmark_are_a_table(document: dict[str, Any]) -> None:
     assert "| w4a4 | 704 | 1.25 | 0.02 | 17.50× | 256.0 MiB | flash |" in text
     assert "| fp8 | 704 | – | – | – | – | – |" in text
     assert "Steps of the backbone" in html.page({**document, "bench": bench}, with_plots=False)
+
+
+def test_a_distillation_is_told_and_drawn(document: dict[str, Any]) -> None:
+    log = [{"step": 0, "loss": None, "held_out": 0.5}, {"step": 20, "loss": 0.4, "held_out": 0.25}]
+    record = {"kind": "logits", "steps": 40, "best_step": 20, "held_out_before": 0.5, "held_out_best": 0.25, "log": log}
+    provenance = {**document["provenance"], "distillation": {"data": {"dataset": "words.txt"}, "report": record}}
+    distilled = {**document, "provenance": provenance}
+    told = "20 of 40 steps on words.txt; held-out loss 0.5000 to 0.2500"
+    assert told in html.page(distilled)
+    assert told in markdown.page(distilled)
+    assert html.page(distilled).count("<svg") == html.page(document).count("<svg") + 1
+    assert "distilled" not in markdown.page(document)

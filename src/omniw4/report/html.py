@@ -102,6 +102,10 @@ def _plots(document: dict[str, Any]) -> str:
     if any(row["rank"] for row in layers):
         caption = "Share of what the codes miss that the low-rank branch holds"
         figures.append((caption, plots.energy_by_block(layers)))
+    distilled = (document["provenance"].get("distillation") or {}).get("report") or {}
+    if distilled.get("log"):
+        caption = "Distillation: the best held-out state is what the checkpoint holds"
+        figures.append((caption, plots.distillation(distilled["log"], str(distilled.get("kind")))))
     figures.append(("Bytes of the quantized linears", plots.sizes(sizes["parts"], sizes["original_bytes"])))
     return f'<div class="plots">{"".join(_figure(*pair) for pair in figures)}</div>'
 

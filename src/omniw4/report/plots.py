@@ -104,6 +104,20 @@ def energy_by_block(layers: Sequence[dict[str, Any]]) -> str:
     return _svg(figure, "Share of the residual's energy that the low-rank branch holds, by block")
 
 
+def distillation(log: Sequence[dict[str, Any]], kind: str) -> str:
+    """Training and held-out loss over the steps; the best held-out state is what the checkpoint holds."""
+    figure, axes = _axes()
+    for index, (key, label) in enumerate((("loss", "training"), ("held_out", "held out"))):
+        points = [(entry["step"], entry[key]) for entry in log if entry.get(key) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=SERIES[index], marker="os"[index], markersize=3, label=label)
+    axes.set_xlabel("step")
+    axes.set_ylabel("KL, nats a token" if kind == "logits" else "relative error")
+    if axes.has_data():
+        figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+    return _svg(figure, "Loss of the distillation over its steps")
+
+
 def sizes(parts: dict[str, int], original: int) -> str:
     """What the quantized linears take, by part, under what they took in 16 bits."""
     figure, axes = _axes(height=1.9)

@@ -180,6 +180,11 @@ def provenance(document: dict[str, Any]) -> list[tuple[str, str]]:
         found.insert(1, ("calibrated on", told))
     else:
         found.insert(1, ("calibrated on", "nothing (data-free)"))
+    if distilled := origin.get("distillation"):
+        data, outcome = distilled.get("data") or {}, distilled.get("report") or {}
+        losses = f"{number(outcome.get('held_out_before'), '.4f')} to {number(outcome.get('held_out_best'), '.4f')}"
+        steps = f"{outcome.get('best_step')} of {outcome.get('steps')} steps on {data.get('dataset') or NONE}"
+        found.insert(2, ("distilled", f"{steps}; held-out loss {losses}"))
     for kind in document["settings"]:
         scales = "" if kind["scale_type"] == "float16" else f", {kind['scale_type']} scales"
         told = f"W4A{kind['act_bits']} in groups of 64, rank {kind['rank']}, rotation {kind['rotation']}{scales}"
