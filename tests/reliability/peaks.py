@@ -1,0 +1,82 @@
+"""Peak memory of quantizing one group of linears, as the plan states it and as it is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from omniw4.calibrate.stats import Stats, StatsWriter
+from omniw4.calibrate.walk import Group
+from omniw4.config import Recipe
+from omniw4.model import LinearShape
+from omniw4.quantize.pipeline import quantize_model
+from omniw4.quantize.plan import Plan, make_plan
+from omniw4.tensors import LinearStats
+
+LINEAR = "model.layers.0.linear"
+
+
+def write_stats(folder: Path, k: int, members: Sequence[str]) -> Path:
+    """Statistics of random inputs, one block of columns after another, so that writing them needs little memory."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(256, k, generator=g)
+    hessian = (x.T @ x).div_(256)
+    hessian.diagonal().add_(0.5)
+    absmax, rms = x.abs().amax(0), x.square().mean(0).sqrt()
+    folder.mkdir(parents=True)
+    with StatsWriter(folder, {"model": {"hash": "0"}}, {}) as writer:
+        group = Group(members[0], tuple(members), k)
+        writer.begin([group])
+        writer.put(group, LinearStats(hessian, hessian, absmax, rms, 4096))
+    return folder
+
+
+def plan_of(outputs: Sequence[int], k: int, recipe: Recipe) -> Plan:
+    shapes = {f"{LINEAR}.{i}": LinearShape(n, k, False) for i, n in enumerate(outputs)}
+    return make_plan(shapes, recipe, shapes)
+
+
+def measure(outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path) -> tuple[int, int]:
+    """Bytes (planned, measured) of quantizing linears ``[N, k]`` that read one input, in a process of their own.
+
+    Measured is the rise of the resident memory, its peak over where it was before; a small group before it has made
+    what the libraries keep.
+    """
+    plan = plan_of(outputs, k, recipe)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            stats = Stats.open(stats_folder)
+            small = write_stats(stats_folder.with_name("small"), 128, [f"{LINEAR}.0"])
+            _quantize(plan_of([128], 128, recipe), recipe, Stats.open(small))
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            before = _status("VmRSS")
+            _quantize(plan, recipe, stats)
+            os.write(writer, json.dumps(_status("VmHWM") - before).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader) as result:
+        told = result.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return plan.peak_bytes(Stats.open(stats_folder).group_of), int(told)
+
+
+def _quantize(plan: Plan, recipe: Recipe, stats: Stats) -> None:
+    def load(n: int, k: int) -> tuple[torch.Tensor, None]:
+        return torch.randn(n, k, generator=torch.Generator().manual_seed(1)).mul_(0.05), None
+
+    weights = {e.path: (lambda e=e: load(e.out_features, e.in_features)) for e in plan.quantized}
+    quantize_model(weights, plan, recipe, stats.linear, lambda *_: None, group_of=stats.group_of)
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
