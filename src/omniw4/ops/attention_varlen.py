@@ -14,7 +14,7 @@ Contract
     cu_seqlens     [B + 1] int32 on the device of qkv, ascending, within 0..P; equal neighbours are an empty sequence
     max_seqlen     no sequence is longer. It sizes the launch; the result does not depend on it
     q_heads, kv_heads, head_dim (the kernel has 64 and 128), causal, scale (above 0)
-    ready          no kernel of this package right before writes cu_seqlens: it may be read while they end (faster)
+    ready          the kernel right before in the stream does not write cu_seqlens: it is read while that one ends
     out            [P, Hq·D] of the dtype of qkv
     =============  ==========================================================================================
 
