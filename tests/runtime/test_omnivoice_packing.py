@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniw4.runtime.omnivoice.decoder import BUCKETS, _sizes
 from omniw4.runtime.omnivoice.packing import Size, needed, pack, unmasking_schedule
 
 CODEBOOKS = 3
@@ -59,3 +60,14 @@ def test_a_schedule_unmasks_everything_once(shift: float, cells: int, steps: int
 
 def test_a_small_shift_begins_slowly() -> None:
     assert unmasking_schedule(320, 8, 0.1)[0] < unmasking_schedule(320, 8, 1.0)[0] == 40
+
+
+def test_captured_sizes_hold_what_the_package_may_ask_for() -> None:
+    """A single request of 30 s with 20 s of reference and a long text, and 16 of 6 s."""
+    sizes = _sizes(BUCKETS, 16)
+    assert [s.tokens for s in sizes] == sorted(s.tokens for s in sizes)
+    assert len(set(sizes)) == len(sizes) < 50
+    for asked in (Size(2040, 750, 1), Size(16 * 380, 16 * 150, 16), Size(70, 20, 1), Size(256, 128, 2)):
+        found = next(size for size in sizes if size.holds(asked))
+        assert found.tokens - asked.tokens < max(64, 0.15 * asked.tokens)
+    assert [s.requests for s in _sizes((256, 4096), 1)] == [1, 1]

@@ -7,6 +7,7 @@ the graphs do not have, run the same step uncaptured. On a CPU nothing is captur
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ import torch
 from omniw4.runtime.omnivoice.packing import Packing, Size, needed, pack
 from omniw4.runtime.omnivoice.step import DecodeState, Parts, Sampling, decode_step, decode_step_free
 
-BUCKETS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144)
+BUCKETS = (  # fine, since a graph takes a twentieth of a second and a step as long as its bucket
+    *range(128, 768, 64), *range(768, 1024, 128), *range(1024, 2048, 256), *range(2048, 6144 + 1, 512),
+)  # fmt: skip
 _LARGEST_SINGLE, _SMALLEST_BATCH = 2048, 256  # the package cuts text that takes longer than 30 s
 MAX_REQUESTS = 16
 MAX_STEPS = 64
@@ -76,6 +79,7 @@ class Decoder:
         self.parts, self._embed, self._template = parts, embed, template
         self._graphs: list[tuple[DecodeState, torch.cuda.CUDAGraph]] = []
         self._warned: set[str] = set()
+        self._lock = threading.Lock()  # the graphs' tensors are one call's at a time
         self.start_up = StartUp()
         if template.is_cuda:
             self._capture(_sizes(buckets, max_requests), max_steps, on_progress)
@@ -95,12 +99,13 @@ class Decoder:
             state.load(packing, base, targets, sampling)
             for _ in range(sampling.num_step):
                 decode_step_free(state, self.parts, sampling)
-        else:
-            state, graph = captured
+            return state.codes(targets)
+        state, graph = captured
+        with self._lock, torch.cuda.device(self._template.device):
             state.load(packing, base, targets, sampling)
             for _ in range(sampling.num_step):
                 graph.replay()
-        return state.codes(targets)
+            return state.codes(targets)
 
     def _embed_packed(self, prompts: Sequence[Prompt], *, guided: bool) -> torch.Tensor:
         """``[P, H]``: every prompt, each followed by its target alone."""
@@ -137,6 +142,7 @@ class Decoder:
     def _capture(self, sizes: Sequence[Size], steps: int, on_progress: OnProgress | None) -> None:
         """Capture the largest first: the others fit into the memory that it leaves in the pool."""
         device = self._template.device
+        torch.cuda.empty_cache()  # as every capture does, which would hide what the graphs take
         began, before = time.perf_counter(), torch.cuda.memory_reserved(device)
         pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(device), torch.random.fork_rng([device]):
@@ -168,7 +174,7 @@ def _sizes(buckets: Sequence[int], max_requests: int) -> list[Size]:
     sizes = []
     for tokens in sorted(buckets):
         for count in sorted({1, max_requests}):
-            if tokens <= _LARGEST_SINGLE if count == 1 else tokens >= _SMALLEST_BATCH:
+            if max_requests == 1 or (tokens <= _LARGEST_SINGLE if count == 1 else tokens >= _SMALLEST_BATCH):
                 sizes.append(Size(tokens, -(-tokens // 2), count))
     return sizes
 
