@@ -136,6 +136,24 @@ def test_results_that_are_none(tmp_path: Path, content: str, word: str) -> None:
         results.read(str(tmp_path / "missing.json"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "broken"),
+    [
+        ("verify", {**VERDICT, "perplexity": 3.0}), ("verify", {**VERDICT, "layers": [{"path": "x"}]}),
+        ("verify", {**VERDICT, "gates": ["all"]}),
+        ("bench", {"environment": {}, "ops": [{"op": "x"}], "ceiling": None}),
+        ("profile", {"environment": {}, "engines": [{"name": "x"}]}),
+        ("roofline", {"gpu": {}, "rows": [{}], "total": {}}),
+    ],
+)  # fmt: skip
+def test_results_of_another_version_are_refused(folder: Path, tmp_path: Path, kind: str, broken: Any) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(broken), encoding="utf-8")
+    assert results.kind_of(broken) == kind
+    with pytest.raises(UsageError, match=f"the results of {kind}") as caught:
+        report.collect(folder, [str(tmp_path / "x.json")])
+    assert "again with --json" in caught.value.hint
+
+
 def test_without_matplotlib_the_error_says_what_helps(
     monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import omniw4
 from omniw4.checkpoint import Checkpoint, Summary, summarize
 from omniw4.checkpoint.inspect import same_warnings
+from omniw4.errors import UsageError
+from omniw4.report import tables
 from omniw4.report.results import Result, beside, read_all
 from omniw4.storage.files import without_nan
 
@@ -29,6 +31,8 @@ def collect(folder: str | Path, results: Sequence[str] = ()) -> dict[str, Any]:
     summary = summarize(folder)
     checkpoint = Checkpoint.open(folder)
     found = read_all([*beside(Path(folder)), *results])
+    for result in found:
+        _check(result)
     mine = {result.kind: result.document for result in found if not result.label}
     layers = _layers(summary, mine.get("verify"))
     document = {
@@ -51,6 +55,28 @@ def collect(folder: str | Path, results: Sequence[str] = ()) -> dict[str, Any]:
     }
     plain: dict[str, Any] = without_nan(document)
     return plain
+
+
+def _check(result: Result) -> None:
+    """Refuse a document of another version, or one that was edited, before it breaks a page."""
+    document = result.document
+    try:
+        if result.kind == "verify":
+            tables.quality({"quality": [_quality(result)]})
+            for row in document["layers"]:
+                _ = row["path"], float(row["relative_error"] or 0), float(row["sqnr_db"] or 0)
+            for gate in document["gates"]:
+                _ = [gate[key] for key in ("name", "passed", "value", "relation", "limit", "detail")]
+        else:
+            {"bench": tables.bench, "profile": tables.profile, "roofline": tables.roofline}[result.kind](
+                {result.kind: document}
+            )
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise UsageError(
+            f"the results of {result.kind}{f' for {result.label!r}' if result.label else ''} are not what this version "
+            f"of it prints ({type(e).__name__}: {e})",
+            hint=f"run `omniw4 {result.kind}` again with --json",
+        ) from e
 
 
 def _sizes(summary: Summary, checkpoint: Checkpoint) -> dict[str, Any]:
