@@ -12,6 +12,7 @@ import torch
 from omnivoice_fixture import lively_model, require_omnivoice
 from omniw4.errors import ModelError, UsageError
 from omniw4.runtime.omnivoice import accelerate, restore
+from omniw4.runtime.qwen3_patch import accelerate as accelerate_qwen3
 from omniw4.tensors import LinearSpec
 from problems import assert_same
 from tiny_models import qwen3, write_checkpoint
@@ -215,3 +216,5 @@ def test_what_cannot_be_accelerated_is_refused_by_name(model: Any) -> None:
     with pytest.raises(UsageError, match="no back end 'w2a2'"):
         accelerate(model, backend="w2a2")
     assert "_generate_iterative" not in vars(model)
+    with pytest.raises(ModelError, match="an? OmniVoice decodes by itself"):
+        accelerate_qwen3(model)

@@ -47,6 +47,11 @@ def accelerate(
     Raises:
         ModelError, UsageError, CheckpointError: as :meth:`Qwen3Engine.from_model`.
     """
+    if hasattr(model, "_generate_iterative"):  # would be attended to causally, and decode nonsense
+        raise ModelError(
+            f"a {type(model).__name__} decodes by itself and attends both ways",
+            hint="accelerate an OmniVoice with omniw4.runtime.omnivoice.accelerate",
+        )
     restore(model)
     engine = Qwen3Engine.from_model(model, checkpoint, backend=backend, causal=causal, **options)
     _, backbone = qwen3_weights.find_backbone(model)
