@@ -216,5 +216,5 @@ def test_what_cannot_be_accelerated_is_refused_by_name(model: Any) -> None:
     with pytest.raises(UsageError, match="no back end 'w2a2'"):
         accelerate(model, backend="w2a2")
     assert "_generate_iterative" not in vars(model)
-    with pytest.raises(ModelError, match="an? OmniVoice decodes by itself"):
+    with pytest.raises(ModelError, match="OmniVoice decodes by itself"):
         accelerate_qwen3(model)

@@ -49,7 +49,7 @@ def accelerate(
     """
     if hasattr(model, "_generate_iterative"):  # would be attended to causally, and decode nonsense
         raise ModelError(
-            f"a {type(model).__name__} decodes by itself and attends both ways",
+            f"{type(model).__name__} decodes by itself and attends both ways",
             hint="accelerate an OmniVoice with omniw4.runtime.omnivoice.accelerate",
         )
     restore(model)
