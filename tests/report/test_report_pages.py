@@ -207,6 +207,7 @@ def test_engines_of_a_benchmark_are_a_table(document: dict[str, Any]) -> None:
     text = markdown.page({**document, "bench": bench})
     assert "| w4a4 | 704 | 1.25 | 0.02 | 17.50× | 256.0 MiB | flash |" in text
     assert "| fp8 | 704 | – | – | – | – | – |" in text
+    assert "| fp16 | 8 | 0.0168 | 11.27× | 3.00 GiB |" in text
     assert "Steps of the backbone" in html.page({**document, "bench": bench}, with_plots=False)
 
 

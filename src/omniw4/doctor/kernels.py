@@ -17,7 +17,6 @@ SPECS = {
     "W4A8": LinearSpec(act_bits=8, rank=0, rotation="none"),
     "W4A4 integer scales": LinearSpec(act_bits=4, rank=0, rotation="none", scale_type="integer"),
 }
-NATIVE = {"mma_s4": {(8, 0), (8, 6), (8, 7), (8, 9)}, "wgmma_s8": {(9, 0)}}
 
 
 def known_answer(spec: LinearSpec) -> tuple[torch.Tensor, QuantizedLinear, torch.Tensor]:
@@ -95,9 +94,9 @@ def _family(name: str, layout: str, device: torch.device) -> Check:
         return Check("kernels", name, "note", "; ".join(dict.fromkeys(results.values())))
     told = ", ".join(f"{width} {result}" for width, result in ran.items())
     native = ""
-    if device.type == "cuda" and layout in NATIVE:
-        emulated = torch.cuda.get_device_capability(device) not in NATIVE[layout]
-        native = "; emulated on this GPU, its times prove nothing" if emulated else "; native"
+    if device.type == "cuda" and layout == "mma_s4":
+        fits = repack.auto(torch.cuda.get_device_capability(device)) == layout
+        native = "; native" if fits else "; emulated on this GPU, its times prove nothing"
     if any(result != "exact" for result in ran.values()):
         advice = "do not use it: rebuild with `make kernels`, and report the line above"
         return Check("kernels", name, "problem", told + native, advice)

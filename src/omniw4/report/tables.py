@@ -125,6 +125,16 @@ def bench(document: dict[str, Any]) -> list[tuple[str, Table]]:
             for row in result["backbone"]
         ]
         found.append(("Steps of the backbone", Table(titles, steps)))
+    if result.get("omnivoice"):
+        names = ("engine", "batch", "real-time factor", "vs package", "memory")
+        requests = [
+            (
+                *(row["engine"], str(row["batch"]), number(row["mean_rtf"], ".4f"), _times(row["speedup"])),
+                size(row["memory_bytes"]) if row["memory_bytes"] else NONE,
+            )
+            for row in result["omnivoice"]
+        ]
+        found.append(("Requests of OmniVoice", Table(names, requests)))
     return found
 
 
