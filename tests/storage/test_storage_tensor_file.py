@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,3 +121,27 @@ def test_writing_needs_the_memory_of_one_chunk(tmp_path: Path) -> None:
         tmp_path / "x",
     )
     assert int(done.stdout) < 8 * 1024, f"{done.stdout} KiB above the start for a file of 64 MiB {done.stderr}"
+
+
+def test_a_header_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though whoever caught the error still holds it, and with it everything that was alive when it rose."""
+    from omniw4.storage import files
+
+    class FullDisk:
+        def __init__(self, path: Path, mode: str) -> None:
+            self._file = open(path, mode)  # noqa: SIM115
+
+        def write(self, _: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def __enter__(self) -> FullDisk:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+    monkeypatch.setattr(files, "open", FullDisk, raising=False)
+    with pytest.raises(StorageError, match="No space left") as caught, TensorFileWriter(tmp_path / "x", LAYOUT):
+        pass
+    assert caught.value.__traceback__ is not None
+    assert list(tmp_path.iterdir()) == []

@@ -93,9 +93,11 @@ class TensorFileWriter:
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> TensorFileWriter:
-        self._file = self._stack.enter_context(replacing(self.path))
-        with explain_os_errors("write", self.path):
-            self._file.write(self._prefix)
+        with contextlib.ExitStack() as stack:  # a header that cannot be written leaves no temporary file either
+            self._file = stack.enter_context(replacing(self.path))
+            with explain_os_errors("write", self.path):
+                self._file.write(self._prefix)
+            self._stack = stack.pop_all()
         return self
 
     def write(self, name: str, tensor: Any) -> None:
