@@ -197,13 +197,9 @@ def test_engines_of_a_benchmark_are_a_table(document: dict[str, Any]) -> None:
     row = {"engine": "w4a4", "tokens": 704, "timing": timing, "speedups": {"hf-eager": 17.5}, "weight_bytes": 1 << 28,
            "attention": "flash"}  # fmt: skip
     untimed = {**row, "engine": "fp8", "timing": None, "speedups": {}, "weight_bytes": None, "attention": ""}
-    bench = {
-        "environment": {"device": "a GPU"},
-        "notes": ["a note"],
-        "ops": [],
-        "model": [],
-        "backbone": [row, untimed],
-    }
+    voice = {"engine": "fp16", "batch": 8, "mean_rtf": 0.0168, "speedup": 11.27, "memory_bytes": 3 << 30}
+    parts = {"ops": [], "model": [], "backbone": [row, untimed], "omnivoice": [voice]}
+    bench = {"environment": {"device": "a GPU"}, "notes": ["a note"], **parts}
     text = markdown.page({**document, "bench": bench})
     assert "| w4a4 | 704 | 1.25 | 0.02 | 17.50× | 256.0 MiB | flash |" in text
     assert "| fp8 | 704 | – | – | – | – | – |" in text
