@@ -13,7 +13,7 @@ from quantize_problems import inputs, spec_of, stats_of, weights
 from omniw4 import config, int4
 from omniw4.config import Recipe
 from omniw4.errors import NonFiniteError, StatsError
-from omniw4.quantize.layer import Linear, quantize_group, quantize_layer
+from omniw4.quantize.layer import Linear, quantize_group, quantize_groups, quantize_layer
 from omniw4.tensors import LayerReport, LinearStats, QuantizedLinear
 
 RECIPES = ["seed", "default", "rtn"]
@@ -279,3 +279,39 @@ def test_smoothing_is_one_vector_for_a_group_and_undone_by_the_weights(name: str
     for w, (quantized, report) in zip(ws, results, strict=True):
         assert output_error(x, w, quantized) < 0.02
         assert report.relative_error == pytest.approx(output_error(x, w, quantized), rel=1e-2)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_groups_at_once_give_what_each_gives_alone(name: str) -> None:
+    """Each with rounds, branch and best iterate of its own; only the rounding of batched products may differ."""
+    recipe = recipe_of(name, rounds=4)
+    groups, stats = [], []
+    for seed in range(3):
+        shapes = ((96, "q"), (32, "k"))
+        groups.append([Linear(f"{seed}.{c}", weights(n, 128, seed=seed), None, spec_of(recipe)) for n, c in shapes])
+        stats.append(None if name == "rtn" else stats_of(inputs(300, 128, seed=seed)))
+    together = quantize_groups(groups, stats, recipe)
+    assert [[r.path for _, r in results] for results in together] == [["0.q", "0.k"], ["1.q", "1.k"], ["2.q", "2.k"]]
+    for group, known, results in zip(groups, stats, together, strict=True):
+        for (quantized, report), (alone, told) in zip(results, quantize_group(group, known, recipe), strict=True):
+            assert report.method == told.method
+            assert len(report.rounds) == len(told.rounds)
+            assert report.relative_error == pytest.approx(told.relative_error, rel=0.02)
+            assert report.rtn_error == pytest.approx(told.rtn_error, rel=0.02)
+            assert (quantized.qweight != alone.qweight).float().mean() < 0.05
+            assert {n: t.shape for n, t in quantized.tensors().items()} == {
+                n: t.shape for n, t in alone.tensors().items()
+            }
+
+
+def test_a_group_that_needs_more_damping_does_not_change_its_neighbours() -> None:
+    recipe = recipe_of("seed")
+    sound, broken = stats_of(inputs(300, 128)), stats_of(inputs(300, 128))
+    broken.hessian = broken.hessian - 0.2 * broken.hessian.diagonal().mean() * torch.eye(128)
+    groups = [[Linear(name, weights(64, 128), None, spec_of(recipe))] for name in ("sound", "broken")]
+    (beside, _), (_, report) = (results[0] for results in quantize_groups(groups, [sound, broken], recipe))
+    (alone, _) = quantize_group(groups[0], sound, recipe)[0]
+    assert report.damp > recipe.gptq.damp
+    assert any("not positive definite" in text for text in report.warnings)
+    for tensor_name, tensor in alone.tensors().items():
+        assert torch.equal(beside.tensors()[tensor_name], tensor), tensor_name

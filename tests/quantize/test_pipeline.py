@@ -90,7 +90,7 @@ def test_every_linear_is_saved_once_in_order() -> None:
 def test_linears_of_one_input_share_one_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = layer_module.factorise
-    monkeypatch.setattr(layer_module, "factorise", lambda h, damp: calls.append(len(h)) or original(h, damp))
+    monkeypatch.setattr(layer_module, "factorise", lambda h, damp: calls.append(h.shape[-1]) or original(h, damp))
     Run()()
     assert calls == [128, 64, 128]
 
@@ -149,3 +149,35 @@ def test_weights_other_than_planned_are_named() -> None:
     run.weights = lambda: wrong  # type: ignore[method-assign]
     with pytest.raises(ModelError, match=r"b\.0\.q\.weight has shape \(3, 128\)"):
         run()
+
+
+def test_batches_hold_equal_groups_within_the_limit() -> None:
+    plan = Run().plan
+    groups = plan.input_groups(group_of)
+    assert plan.batches(group_of, 0) == [[group] for group in groups]
+    same = {name: Shape(64, 128) for name in ("a", "b", "c", "d", "e")}
+    many = make_plan(same, config.load("seed").recipe, same)
+    one = many.peak_bytes()
+    assert [[g[0].path for g in batch] for batch in many.batches(None, 2 * one)] == [["a", "b"], ["c", "d"], ["e"]]
+    assert many.peak_bytes(None, 2 * one) == 2 * one
+    assert len(many.batches(None, 100 * one)) == 1
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
+def test_batches_are_made_whole_so_that_a_resumed_run_gives_the_same_bytes(
+    stop_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omniw4.quantize.pipeline.batch_limit", lambda device: 2**40)
+    whole = Run("default")
+    whole()
+    assert set(whole.saved) == set(SHAPES)
+    broken = Run("default")
+    broken.stop_after = stop_after
+    with pytest.raises(KeyboardInterrupt):
+        broken()
+    resumed = Run("default")
+    resumed(done=set(broken.saved))
+    saved = {**broken.saved, **resumed.saved}
+    for path, quantized in whole.saved.items():
+        for tensor_name, tensor in quantized.tensors().items():
+            assert torch.equal(tensor, saved[path].tensors()[tensor_name]), f"{path}.{tensor_name}"

@@ -1,15 +1,13 @@
 """One linear, or several that read the same input, from FP weights to :class:`QuantizedLinear`.
 
-The loop is the seed's: ``Q = GPTQ(W - L)``, ``L = SVD_r(W - Q)``, again, until the error no longer falls; the best
-iterate is kept. L is rounded to its stored 16-bit type before Q is fitted to it and before the error is taken, so
-what is measured is what is stored.
+Smoothing and rotation are folded in, the Hessian is factorised once for all linears of an input,
+:mod:`omniw4.quantize.alternate` finds codes and low-rank branch, and what was found is assembled and reported.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,13 +16,16 @@ import torch
 from omniw4 import int4
 from omniw4.config import Recipe
 from omniw4.errors import NonFiniteError, StatsError
+from omniw4.quantize.alternate import Outcome, Quantizer, Stack, alternate, complete, without
 from omniw4.quantize.gptq import Factor, factorise, gptq
-from omniw4.quantize.lowrank import LowRank, energy_share, svd_lowrank
+from omniw4.quantize.measure import relative_error, sqnr_db
 from omniw4.quantize.refine import coordinate_descent
 from omniw4.quantize.rotate import transform_hessian, transform_weight
 from omniw4.quantize.scales import Rounded, round_to_nearest
 from omniw4.quantize.smooth import smoothing_vector
 from omniw4.tensors import LayerReport, LinearSpec, LinearStats, QuantizedLinear
+
+_MANY = 0.01  # share of a linear's groups above which a loss is worth a warning
 
 
 @dataclass(frozen=True)
@@ -42,29 +43,16 @@ class Linear:
         return self.weight.dtype if self.weight.dtype in (torch.float16, torch.bfloat16) else torch.float16
 
 
+Results = list[tuple[QuantizedLinear, LayerReport]]
+
+
 @dataclass(frozen=True)
 class InputSpace:
-    """What several linears of one input share: the transform and the Hessians behind it."""
+    """What several linears of one input share besides the recipe's Hessian; all None without statistics."""
 
-    smooth: torch.Tensor | None  # [K] 16-bit
-    objective: torch.Tensor | None  # [K, K] float32: the recipe's Hessian of x'; None without statistics
-    plain: torch.Tensor | None  # [K, K] float32: the plain one, for the report
-    unsmoothed: torch.Tensor | None  # [K, K] float32: the plain one without smoothing, for the data-free comparison
-    factor: Factor | None  # None when GPTQ is off
-
-
-_SMALLEST = 1e-24  # output energy below which terms of the sum may have been lost in FP32
-_MANY = 0.01  # share of a linear's groups above which a loss is worth a warning
-
-Quantizer = Callable[[torch.Tensor], Rounded]  # of [N, K] float32
-
-
-@dataclass
-class _Iterate:
-    rounded: Rounded  # [N, K]
-    low: LowRank | None
-    error: float
-    rank_energy: float
+    smooth: torch.Tensor | None = None  # [K] 16-bit
+    plain: torch.Tensor | None = None  # [K, K] float32: the plain one, for the report; None when it is the objective
+    unsmoothed: torch.Tensor | None = None  # [K, K] float32: the plain one without smoothing, for the comparison
 
 
 def quantize_layer(
@@ -80,9 +68,7 @@ def quantize_layer(
     return quantize_group([Linear(path, weight, bias, spec)], stats, recipe)[0]
 
 
-def quantize_group(
-    linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe
-) -> list[tuple[QuantizedLinear, LayerReport]]:
+def quantize_group(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe) -> Results:
     """Quantize linears that read the same input and share rotation, smoothing and the type of their scales.
 
     They share the Cholesky factor and go through GPTQ stacked along N; each has its own low-rank branch, its own
@@ -97,66 +83,50 @@ def quantize_group(
         NonFiniteError: a weight, bias or statistic holds NaN or inf.
         StatsError: statistics are missing, or those of an input of another width.
     """
-    began = time.perf_counter()
-    k = linears[0].weight.shape[-1]
-    _check(linears, stats, recipe)
-    space = _input_space(linears, stats, recipe)
-    targets = [transform_weight(one.weight, one.spec.rotation, space.smooth) for one in linears]
-    method, quantize = _choose_quantizer(space, linears[0].spec, k, recipe, linears[0].weight.device)
-    results = []
-    outcomes = _alternate(linears, targets, space.objective, quantize, recipe)
-    for one, target, (best, errors) in zip(linears, targets, outcomes, strict=True):
-        report = _report(one, target, best, errors, space, method)
-        report.rtn_error = report.relative_error
-        if method == "gptq":
-            report.rtn_error = _data_free_error(one, space.unsmoothed)
-            if report.rtn_error < report.relative_error:
-                report.warnings.append("worse than the data-free recipe on its own calibration statistics")
-        results.append((_assemble(one, best, space.smooth), report))
-    seconds, rows = time.perf_counter() - began, sum(one.weight.shape[0] for one in linears)
-    for one, (quantized, report) in zip(linears, results, strict=True):
-        report.seconds = seconds * one.weight.shape[0] / rows
-        raised, groups = _raised_scales(quantized), quantized.w_scales.numel()
-        if raised > _MANY * groups:
-            report.warnings.append(f"{raised} of {groups} groups hold weights too small for a 16-bit scale")
-        if stats is not None and stats.tokens < k:
-            report.warnings.append(f"only {stats.tokens} calibration tokens for {k} input features")
-    return results
+    return quantize_groups([linears], [stats], recipe)[0]
 
 
-def relative_error(difference: torch.Tensor, weight: torch.Tensor, hessian: torch.Tensor | None) -> float:
-    """``tr(E·H·Eᵀ) / tr(W·H·Wᵀ)``: squared output error over squared output; H = identity when None.
+def quantize_groups(
+    groups: Sequence[Sequence[Linear]], stats: Sequence[LinearStats | None], recipe: Recipe
+) -> list[Results]:
+    """Quantize B groups of equal shapes at once, such as q, k and v of B blocks.
 
-    0 when both are zero (a linear of zeros, kept as zeros).
+    The columns of GPTQ are taken one after another, so a GPU spends its time on launches; B groups share them. Each
+    group's result is its own: a Hessian that needs more damping than the recipe's sends its batch through one by one.
 
     Args:
-        difference: ``[N, K]`` E = W - Ŵ.
-        weight: ``[N, K]``.
-        hessian: ``[K, K]`` float32 or None.
+        groups: for each input its linears, see :func:`quantize_group`; the i-th linears of all groups have equal
+            shape and spec.
+        stats: of each input.
     """
-    error, signal = _output_energy(difference, hessian), _output_energy(weight, hessian)
-    if not _SMALLEST < signal < math.inf:  # out of FP32's range, though the quotient is not: take powers of two out
-        unit, scaled = _power_of_two(weight), None if hessian is None else hessian * _power_of_two(hessian)
-        error, signal = _output_energy(difference * unit, scaled), _output_energy(weight * unit, scaled)
-    if signal > 0:
-        return error / signal
-    return 0.0 if error == 0 else math.inf
-
-
-def sqnr_db(error: float) -> float:
-    """Signal over quantization noise in decibels of a relative error; inf for a perfect layer."""
-    return 0.0 - 10 * math.log10(error) if error > 0 else math.inf
-
-
-def _power_of_two(x: torch.Tensor) -> float:
-    """What brings the largest magnitude near 1; 1 for zeros."""
-    largest = float(x.abs().max())
-    return 2.0 ** min(-math.frexp(largest)[1], 126) if largest > 0 else 1.0
-
-
-def _output_energy(weight: torch.Tensor, hessian: torch.Tensor | None) -> float:
-    outputs = weight if hessian is None else weight @ hessian
-    return max(0.0, float((outputs * weight).sum(dtype=torch.float64)))
+    began = time.perf_counter()
+    for linears, known in zip(groups, stats, strict=True):
+        _check(linears, known, recipe)
+    spaces, objective = _input_spaces(groups, stats, recipe)
+    factor = factorise(objective, recipe.gptq.damp) if recipe.gptq.enabled and objective is not None else None
+    if factor is not None and factor.log and len(groups) > 1:
+        return [quantize_group(linears, known, recipe) for linears, known in zip(groups, stats, strict=True)]
+    hessian = None if objective is None else objective.float()
+    del objective
+    stacks = [_stack([group[i] for group in groups], spaces) for i in range(len(groups[0]))]
+    method, quantize = _choose_quantizer(hessian, factor, groups[0][0], recipe)
+    outcomes = alternate(stacks, hessian, quantize, recipe)
+    data_free = [_data_free_errors(twins, spaces) for twins in zip(*groups, strict=True)] if method == "gptq" else None
+    seconds = (time.perf_counter() - began) / len(groups)
+    results: list[Results] = []
+    for b, (linears, space, known) in enumerate(zip(groups, spaces, stats, strict=True)):
+        rows = sum(one.weight.shape[0] for one in linears)
+        mine: Results = []
+        for i, one in enumerate(linears):
+            outcome, target = outcomes[i][b], stacks[i].target[b]
+            report = _report(one, target, outcome, space, factor, method)
+            report.rtn_error = data_free[i][b] if data_free is not None else report.relative_error
+            report.seconds = seconds * one.weight.shape[0] / rows
+            quantized = _assemble(one, outcome, space.smooth)
+            report.warnings += _warnings(quantized, report, known)
+            mine.append((quantized, report))
+        results.append(mine)
+    return results
 
 
 def _raised_scales(linear: QuantizedLinear) -> int:
@@ -203,20 +173,26 @@ def _check(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe)
             )
 
 
-def _input_space(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe) -> InputSpace:
-    if stats is None:
-        return InputSpace(None, None, None, None, None)
-    first = linears[0]
-    smooth = _smoothing(linears, stats, recipe) if first.spec.smooth else None
-    plain = transform_hessian(stats.hessian, first.spec.rotation, smooth)
-    objective = plain
-    if recipe.gptq.hessian == "normalized":
-        objective = transform_hessian(stats.hessian_normalized, first.spec.rotation, smooth)
-    factor = factorise(objective, recipe.gptq.damp) if recipe.gptq.enabled else None
-    plain_fp32 = plain.float()
-    objective_fp32 = plain_fp32 if objective is plain else objective.float()
-    unsmoothed = plain_fp32 if smooth is None else transform_hessian(stats.hessian, first.spec.rotation).float()
-    return InputSpace(smooth, objective_fp32, plain_fp32, unsmoothed, factor)
+def _input_spaces(
+    groups: Sequence[Sequence[Linear]], stats: Sequence[LinearStats | None], recipe: Recipe
+) -> tuple[list[InputSpace], torch.Tensor | None]:
+    """What the linears of each input share, and the recipe's Hessians of x' as ``[B, K, K]`` float64."""
+    spaces, objectives = [], []
+    for linears, known in zip(groups, stats, strict=True):
+        if known is None:
+            spaces.append(InputSpace())
+            continue
+        first = linears[0]
+        smooth = _smoothing(linears, known, recipe) if first.spec.smooth else None
+        plain = transform_hessian(known.hessian, first.spec.rotation, smooth)
+        unsmoothed = plain if smooth is None else transform_hessian(known.hessian, first.spec.rotation)
+        if recipe.gptq.hessian == "normalized":
+            objectives.append(transform_hessian(known.hessian_normalized, first.spec.rotation, smooth))
+            spaces.append(InputSpace(smooth, plain.float(), unsmoothed.float()))
+        else:
+            objectives.append(plain)
+            spaces.append(InputSpace(smooth, None, unsmoothed.float()))
+    return spaces, _stacked(objectives)
 
 
 def _smoothing(linears: Sequence[Linear], stats: LinearStats, recipe: Recipe) -> torch.Tensor:
@@ -230,26 +206,45 @@ def _smoothing(linears: Sequence[Linear], stats: LinearStats, recipe: Recipe) ->
     return smoothing_vector(act, weight, recipe.smooth.strength, linears[0].stored_dtype)
 
 
-def _data_free_error(one: Linear, hessian: torch.Tensor | None) -> float:
+def _stack(twins: Sequence[Linear], spaces: Sequence[InputSpace]) -> Stack:
+    """The same linear of several groups, in the transformed space."""
+    first = twins[0]
+    targets = [transform_weight(t.weight, t.spec.rotation, s.smooth) for t, s in zip(twins, spaces, strict=True)]
+    return Stack(torch.stack(targets), first.spec.rank, first.stored_dtype)
+
+
+def _stacked(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    there = [tensor for tensor in tensors if tensor is not None]
+    if not there:
+        return None
+    return there[0][None] if len(there) == 1 else torch.stack(there)
+
+
+def _data_free_errors(twins: Sequence[Linear], spaces: Sequence[InputSpace]) -> list[float]:
     """Relative error of ``configs/rtn.yaml``: nearest codes of W minus its own SVD, no smoothing."""
-    target = transform_weight(one.weight, one.spec.rotation)
-    nothing_known = torch.ones_like(target[0])
-    rounded = round_to_nearest(
-        _without(target, _fit_lowrank(target, one)), nothing_known, "search", one.spec.scale_type
-    )
-    return _complete(one, target, rounded, hessian).error
+    stack = _stack(twins, [InputSpace()] * len(twins))
+    nothing_known = torch.ones_like(stack.target[0, 0])
+    start = without(stack.target, stack.fit(stack.target))
+    rounded = round_to_nearest(start, nothing_known, "search", twins[0].spec.scale_type)
+    _, iterates = complete(stack, rounded, _stacked([space.unsmoothed for space in spaces]))
+    return [iterate.error for iterate in iterates]
 
 
 def _choose_quantizer(
-    space: InputSpace, spec: LinearSpec, k: int, recipe: Recipe, device: torch.device
+    hessian: torch.Tensor | None, factor: Factor | None, first: Linear, recipe: Recipe
 ) -> tuple[str, Quantizer]:
-    rule, scale_type = recipe.weights.scale, spec.scale_type
-    if space.objective is not None and space.factor is not None and space.factor.upper is not None:
-        damped = space.objective.clone()
-        damped.diagonal().add_(space.factor.damp * damped.diagonal().mean())
-        return "gptq", partial(_gptq_and_descent, upper=space.factor.upper, damped=damped, spec=spec, recipe=recipe)
-    importance = torch.ones(k, device=device) if space.objective is None else space.objective.diagonal()
-    method = "rtn" if space.factor is None else "rtn-fallback"
+    rule, scale_type = recipe.weights.scale, first.spec.scale_type
+    if hessian is not None and factor is not None and factor.upper is not None:
+        damped = hessian.clone()
+        diagonal = damped.diagonal(dim1=-2, dim2=-1)  # [B, K], a view
+        diagonal.add_(factor.damp * diagonal.mean(-1, keepdim=True))
+        quantize = partial(_gptq_and_descent, upper=factor.upper, damped=damped, spec=first.spec, recipe=recipe)
+        return "gptq", quantize
+    if hessian is not None:
+        importance = hessian.diagonal(dim1=-2, dim2=-1)
+    else:
+        importance = torch.ones(first.weight.shape[-1], device=first.weight.device)
+    method = "rtn" if factor is None else "rtn-fallback"
     return method, partial(round_to_nearest, importance=importance, rule=rule, scale_type=scale_type)
 
 
@@ -261,74 +256,27 @@ def _gptq_and_descent(
     return coordinate_descent(weight, rounded, damped, recipe.gptq.sweeps) if recipe.gptq.sweeps else rounded
 
 
-def _alternate(
-    linears: Sequence[Linear],
-    targets: Sequence[torch.Tensor],
-    objective: torch.Tensor | None,
-    quantize: Quantizer,
-    recipe: Recipe,
-) -> list[tuple[_Iterate, list[float]]]:
-    """Quantizer and SVD in turn; per linear the best iterate and the error after each round it took part in."""
-    lows: list[LowRank | None] = [None] * len(linears)
-    if recipe.lowrank.init == "svd_weight":
-        lows = [_fit_lowrank(target, one) for one, target in zip(linears, targets, strict=True)]
-    best: list[_Iterate | None] = [None] * len(linears)
-    errors: list[list[float]] = [[] for _ in linears]
-    active = list(range(len(linears)))
-    for _ in range(recipe.lowrank.rounds):
-        stacked = torch.cat([_without(targets[i], lows[i]) for i in active])
-        rounded = quantize(stacked).split([targets[i].shape[0] for i in active])
-        falling = []
-        for i, part in zip(active, rounded, strict=True):
-            iterate = _complete(linears[i], targets[i], part, objective)
-            errors[i].append(iterate.error)
-            incumbent = best[i]
-            if incumbent is None or iterate.error < incumbent.error:
-                best[i], lows[i] = iterate, iterate.low
-                if iterate.low is not None:  # without a branch every round is the same
-                    falling.append(i)
-        active = falling
-        if not active:
-            break
-    return [(iterate, history) for iterate, history in zip(best, errors, strict=True) if iterate is not None]
-
-
-def _complete(one: Linear, target: torch.Tensor, rounded: Rounded, objective: torch.Tensor | None) -> _Iterate:
-    """Codes, the low-rank branch that fits them best, and the error of both together."""
-    residual = target - rounded.dequantize()
-    low = _fit_lowrank(residual, one)
-    rest = _without(residual, low)
-    held = energy_share(residual, rest)
-    return _Iterate(rounded, low, relative_error(rest, target, objective), held)
-
-
-def _fit_lowrank(residual: torch.Tensor, one: Linear) -> LowRank | None:
-    return svd_lowrank(residual, one.spec.rank, one.stored_dtype) if one.spec.rank else None
-
-
-def _without(weight: torch.Tensor, low: LowRank | None) -> torch.Tensor:
-    return weight if low is None else weight - low.product()
-
-
-def _assemble(one: Linear, best: _Iterate, smooth: torch.Tensor | None) -> QuantizedLinear:
+def _assemble(one: Linear, outcome: Outcome, smooth: torch.Tensor | None) -> QuantizedLinear:
+    rounded, low = outcome.best.rounded, outcome.best.low
     return QuantizedLinear(
         spec=one.spec,
-        qweight=int4.pack_nibbles(best.rounded.codes.contiguous()),
-        w_scales=best.rounded.scales.contiguous(),
-        proj_down=None if best.low is None else best.low.down.contiguous(),
-        proj_up=None if best.low is None else best.low.up.contiguous(),
+        qweight=int4.pack_nibbles(rounded.codes.contiguous()),
+        w_scales=rounded.scales.contiguous(),
+        proj_down=None if low is None else low.down.contiguous(),
+        proj_up=None if low is None else low.up.contiguous(),
         smooth=smooth,
         bias=None if one.bias is None else one.bias.to(one.stored_dtype),
-        row_scales=None if best.rounded.rows is None else best.rounded.rows.contiguous(),
+        row_scales=None if rounded.rows is None else rounded.rows.contiguous(),
     )
 
 
 def _report(
-    one: Linear, target: torch.Tensor, best: _Iterate, errors: list[float], space: InputSpace, method: str
+    one: Linear, target: torch.Tensor, outcome: Outcome, space: InputSpace, factor: Factor | None, method: str
 ) -> LayerReport:
+    best, errors = outcome.best, outcome.errors
     error = best.error
-    if space.plain is not None and space.plain is not space.objective:
-        rest = _without(target - best.rounded.dequantize(), best.low)
+    if space.plain is not None:
+        rest = without(target - best.rounded.dequantize(), best.low)
         error = relative_error(rest, target, space.plain)
     n, k = target.shape
     return LayerReport(
@@ -338,9 +286,21 @@ def _report(
         method=method,
         relative_error=error,
         sqnr_db=sqnr_db(error),
-        damp=0.0 if space.factor is None else space.factor.damp,
+        damp=0.0 if factor is None else factor.damp,
         rank_energy=best.rank_energy,
         rounds=errors,
         best_round=min(range(len(errors)), key=errors.__getitem__),
-        warnings=[] if space.factor is None else list(space.factor.log),
+        warnings=[] if factor is None else list(factor.log),
     )
+
+
+def _warnings(quantized: QuantizedLinear, report: LayerReport, stats: LinearStats | None) -> list[str]:
+    found = []
+    if report.rtn_error < report.relative_error:
+        found.append("worse than the data-free recipe on its own calibration statistics")
+    raised, groups = _raised_scales(quantized), quantized.w_scales.numel()
+    if raised > _MANY * groups:
+        found.append(f"{raised} of {groups} groups hold weights too small for a 16-bit scale")
+    if stats is not None and stats.tokens < report.in_features:
+        found.append(f"only {stats.tokens} calibration tokens for {report.in_features} input features")
+    return found

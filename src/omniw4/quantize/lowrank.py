@@ -6,51 +6,105 @@ from dataclasses import dataclass
 
 import torch
 
+OVERSAMPLING = 16  # vectors iterated besides the R wanted
+ITERATIONS = 24
+
 
 @dataclass(frozen=True)
 class LowRank:
     """``L = up·downᵀ`` as it is stored: both factors rounded to a 16-bit type."""
 
-    up: torch.Tensor  # [N, R] float16 or bfloat16
-    down: torch.Tensor  # [K, R] same dtype
+    up: torch.Tensor  # [..., N, R] float16 or bfloat16
+    down: torch.Tensor  # [..., K, R] same dtype
 
     def product(self) -> torch.Tensor:
-        """``[N, K]`` float32, from the rounded factors."""
-        return self.up.float() @ self.down.float().T
+        """``[..., N, K]`` float32, from the rounded factors."""
+        return self.up.float() @ self.down.float().transpose(-1, -2)
+
+    def __getitem__(self, index: int | torch.Tensor) -> LowRank:
+        return LowRank(self.up[index], self.down[index])
 
 
 def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype) -> LowRank:
-    """Truncated singular value decomposition, exact up to rounding: the optimum of Eckart and Young.
+    """Truncated singular value decomposition: the optimum of Eckart and Young.
 
     Takes the leading eigenvectors of the smaller Gram matrix in FP64 (which keeps half of FP64's digits of the small
-    singular values, more than FP32 has). Each factor gets the square root of the singular values, so that the
-    entries of both lie in the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
+    singular values, more than FP32 has): all of them on a CPU, exact up to rounding; by subspace iteration on a GPU,
+    where a full decomposition of each matrix takes a hundred times longer. Each factor gets the square root of the
+    singular values, so that the entries of both lie in the middle of the range of 16-bit floats. A rank beyond
+    min(N, K) adds zero columns.
 
     Args:
-        residual: ``[N, K]`` float.
+        residual: ``[..., N, K]`` float.
         rank: R, at least 1.
         dtype: float16 or bfloat16, what the factors are rounded to.
     """
-    n, k = residual.shape
+    n, k = residual.shape[-2:]
     r = residual.double()
+    transposed = r.transpose(-1, -2)
     wide = n <= k
-    eigenvalues, vectors = torch.linalg.eigh(r @ r.T if wide else r.T @ r)  # ascending
     kept = min(rank, n, k)
-    sigma = eigenvalues[-kept:].flip(0).clamp(min=0).sqrt()  # [kept]
-    leading = vectors[:, -kept:].flip(1)  # [min(N, K), kept]
-    root = sigma.sqrt()
+    gram = r @ transposed if wide else transposed @ r
+    leading_pairs = subspace_iteration if residual.device.type == "cuda" else eigenpairs
+    values, leading = leading_pairs(gram, kept)
+    root = values.clamp(min=0).sqrt().sqrt()[..., None, :]  # √sigma: [..., 1, kept]
     inverse_root = torch.where(root > 0, root.reciprocal(), torch.zeros_like(root))
     mine = leading * root
-    other = (r.T @ leading if wide else r @ leading) * inverse_root  # sigma·(other vector)/√sigma
+    other = ((transposed if wide else r) @ leading) * inverse_root  # sigma·(other vector)/√sigma
     up, down = (mine, other) if wide else (other, mine)
     return LowRank(_padded(up, rank).to(dtype), _padded(down, rank).to(dtype))
 
 
-def energy_share(residual: torch.Tensor, rest: torch.Tensor) -> float:
-    """Share of the residual's squared Frobenius norm that is gone in ``rest``; 0 for a zero residual."""
-    total = float(residual.square().sum(dtype=torch.float64))
-    return 1.0 - float(rest.square().sum(dtype=torch.float64)) / total if total > 0 else 0.0
+def eigenpairs(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest eigenvalues ``[..., count]``, falling, and their vectors ``[..., n, count]``, of ``[..., n, n]``."""
+    values, vectors = torch.linalg.eigh(gram)  # ascending
+    return values[..., -count:].flip(-1), vectors[..., -count:].flip(-1)
+
+
+def subspace_iteration(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`eigenpairs`, by orthogonal iteration with Rayleigh-Ritz at the end (Halko, Martinsson and Tropp,
+    arXiv 0909.4061).
+
+    What is lost is energy: eigenvalues just below the last one kept may be mixed in, which costs the difference of
+    the two. Starts from a fixed random block, so the same matrix gives the same vectors.
+    """
+    n = gram.shape[-1]
+    width = min(n, count + OVERSAMPLING)
+    generator = torch.Generator().manual_seed(n)
+    start = torch.randn(n, width, dtype=gram.dtype, generator=generator).to(gram.device)
+    block = orthonormal(gram @ start)
+    for _ in range(ITERATIONS):
+        block = orthonormal(gram @ block)
+    small = block.transpose(-1, -2) @ (gram @ block)
+    values, mixing = eigenpairs((small + small.transpose(-1, -2)) / 2, count)
+    return values, block @ mixing
+
+
+def orthonormal(block: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis ``[..., n, w]`` of the columns: Cholesky QR twice, which batches and needs no reflections.
+
+    A little of the mean diagonal is added before the first factorisation, so that dependent columns (a matrix of
+    lower rank than w) give small columns instead of a failure.
+    """
+    for shift in (1e-12, 0.0):
+        gram = block.transpose(-1, -2) @ block
+        mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        lower = torch.linalg.cholesky_ex(gram + (shift * mean + 1e-280) * eye)[0]
+        block = torch.linalg.solve_triangular(lower.transpose(-1, -2), block, upper=True, left=False)
+    return torch.nan_to_num(block, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def energy_share(residual: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """Share of the residual's squared Frobenius norm that is gone in ``rest``: ``[...]`` FP64, 0 for a zero residual.
+
+    Args:
+        residual, rest: ``[..., N, K]`` float.
+    """
+    total = residual.square().sum((-1, -2), dtype=torch.float64)
+    left = rest.square().sum((-1, -2), dtype=torch.float64)
+    return torch.where(total > 0, 1.0 - left / total.clamp(min=1e-300), torch.zeros_like(total))
 
 
 def _padded(factor: torch.Tensor, rank: int) -> torch.Tensor:
-    return torch.nn.functional.pad(factor, (0, rank - factor.shape[1]))
+    return torch.nn.functional.pad(factor, (0, rank - factor.shape[-1]))

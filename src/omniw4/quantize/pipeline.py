@@ -14,11 +14,13 @@ import torch
 
 from omniw4.config import Recipe
 from omniw4.errors import ModelError, NonFiniteError, StatsError
-from omniw4.quantize.layer import Linear, quantize_group
+from omniw4.quantize.layer import Linear, quantize_groups
 from omniw4.quantize.plan import Plan, PlanEntry, skip_flags
 from omniw4.tensors import LayerReport, LinearStats, QuantizedLinear
 
 WeightSource = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+GPU_BATCH_BYTES = 6 * 2**30
+
 Save = Callable[[str, QuantizedLinear, LayerReport], None]
 
 
@@ -66,13 +68,14 @@ def quantize_model(
 ) -> list[LayerReport]:
     """Quantize every linear of the plan that is not done.
 
-    Memory: one group of linears that share an input, and its statistics (:meth:`Plan.peak_bytes`).
+    Memory: one group of linears that share an input, and its statistics; on a GPU a batch of equal groups
+    (:meth:`Plan.peak_bytes`).
 
     Args:
         weights: path to a callable that loads ``(weight [N, K], bias [N] or None)`` when its turn comes.
         plan: from :func:`omniw4.quantize.plan.make_plan`.
         stats_for: statistics of a linear's input, or None when there are none.
-        save: called once for each linear, in the plan's order of groups, with tensors on the CPU.
+        save: called once for each linear, in the plan's order of batches, with tensors on the CPU.
         done: paths saved by an earlier run.
         group_of: name of the input a linear reads; equal names share one set of statistics. Without it, each linear
             is on its own.
@@ -85,39 +88,51 @@ def quantize_model(
 
     Raises:
         ModelError: a planned linear has no weights, or others than planned.
-        StatsError, NonFiniteError: see :func:`omniw4.quantize.layer.quantize_group`.
+        StatsError, NonFiniteError: see :func:`omniw4.quantize.layer.quantize_groups`.
     """
     missing = [entry.path for entry in plan.quantized if entry.path not in weights]
     if missing:
         raise ModelError(f"the model has no linear {missing[0]!r} ({len(missing)} of the plan are missing)")
     finished = sum(entry.path in done for entry in plan.quantized)
     reports: list[LayerReport] = []
-    for group in share_of(plan.input_groups(group_of), *part):
-        if all(entry.path in done for entry in group):
-            continue
-        stats = _stats_of(group, stats_for, device) if plan.needs_stats else None
-        linears = [_load(entry, weights[entry.path], device) for entry in group]
-        for linear, (quantized, report) in zip(linears, quantize_group(linears, stats, recipe), strict=True):
-            if linear.path in done:
-                continue
-            save(linear.path, quantized.to("cpu"), report)
-            reports.append(report)
-            finished += 1
-            if on_progress is not None:
-                on_progress(Progress(finished, len(plan.quantized), report))
+    for batch in share_of(plan.batches(group_of, batch_limit(device)), *part):
+        if all(entry.path in done for group in batch for entry in group):
+            continue  # a batch is made whole or not at all, so that its bytes do not depend on what was done before
+        stats = [_stats_of(group, stats_for, device) if plan.needs_stats else None for group in batch]
+        groups = [[_load(entry, weights[entry.path], device) for entry in group] for group in batch]
+        for linears, results in zip(groups, quantize_groups(groups, stats, recipe), strict=True):
+            for linear, (quantized, report) in zip(linears, results, strict=True):
+                if linear.path in done:
+                    continue
+                save(linear.path, quantized.to("cpu"), report)
+                reports.append(report)
+                finished += 1
+                if on_progress is not None:
+                    on_progress(Progress(finished, len(plan.quantized), report))
     return reports
 
 
-def share_of(groups: list[list[PlanEntry]], rank: int, processes: int) -> list[list[PlanEntry]]:
-    """The groups of one process, in their order: the largest first to whoever has the least to do."""
-    cost = [group[0].in_features ** 2 * (group[0].in_features + sum(e.out_features for e in group)) for group in groups]
+def batch_limit(device: torch.device | str) -> int:
+    """Working memory of linears quantized at once: on a CPU one input's, on a GPU what a small one has room for.
+
+    A constant, not what is free: the same run makes the same batches, and so the same bytes, on every GPU.
+    """
+    return 0 if torch.device(device).type == "cpu" else GPU_BATCH_BYTES
+
+
+def share_of(batches: list[list[list[PlanEntry]]], rank: int, processes: int) -> list[list[list[PlanEntry]]]:
+    """The batches of one process, in their order: the largest first to whoever has the least to do."""
+    cost = [
+        sum(group[0].in_features ** 2 * (group[0].in_features + sum(e.out_features for e in group)) for group in batch)
+        for batch in batches
+    ]
     load, mine = [0] * processes, set()
-    for index in sorted(range(len(groups)), key=lambda i: -cost[i]):  # stable
+    for index in sorted(range(len(batches)), key=lambda i: -cost[i]):  # stable
         least = load.index(min(load))
         load[least] += cost[index]
         if least == rank:
             mine.add(index)
-    return [group for index, group in enumerate(groups) if index in mine]
+    return [batch for index, batch in enumerate(batches) if index in mine]
 
 
 def _load(entry: PlanEntry, source: WeightSource, device: torch.device | str) -> Linear:

@@ -114,9 +114,27 @@ class Plan:
                 groups.setdefault((name, spec.rotation, spec.smooth, spec.scale_type), []).append(entry)
         return list(groups.values())
 
-    def peak_bytes(self, group_of: Callable[[str], str] | None = None) -> int:
-        """Working memory of the largest group, the model itself left out; an estimate from above."""
-        return max((_working_bytes(group, self.needs_stats) for group in self.input_groups(group_of)), default=0)
+    def batches(self, group_of: Callable[[str], str] | None, limit: int) -> list[list[list[PlanEntry]]]:
+        """Input groups of equal shapes that go through the quantizer at once, such as q, k and v of several blocks.
+
+        Args:
+            limit: working memory of a batch in bytes; a group that needs more is a batch of its own. 0: no batches.
+        """
+        batches: list[list[list[PlanEntry]]] = []
+        latest: dict[object, list[list[PlanEntry]]] = {}
+        for group in self.input_groups(group_of):
+            kind = tuple((entry.out_features, entry.in_features, entry.bias, entry.spec) for entry in group)
+            batch = latest.get(kind)
+            if batch is None or (len(batch) + 1) * _working_bytes(group, self.needs_stats) > limit:
+                batch = latest[kind] = []
+                batches.append(batch)
+            batch.append(group)
+        return batches
+
+    def peak_bytes(self, group_of: Callable[[str], str] | None = None, limit: int = 0) -> int:
+        """Working memory of the largest batch, the model itself left out; an estimate from above."""
+        batches = self.batches(group_of, limit)
+        return max((len(batch) * _working_bytes(batch[0], self.needs_stats) for batch in batches), default=0)
 
     def to_dict(self, group_of: Callable[[str], str] | None = None) -> dict[str, Any]:
         """For ``--dry-run --json``."""

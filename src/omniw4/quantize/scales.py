@@ -161,6 +161,10 @@ class Rounded:
         """The distance of two codes in each group, ``[..., N, K/64]`` float32."""
         return self.scales.float() if self.rows is None else self.rows[..., None] * self.scales.float()
 
+    def __getitem__(self, index: int) -> Rounded:
+        """One of a leading axis."""
+        return Rounded(self.codes[index], self.scales[index], None if self.rows is None else self.rows[index])
+
     def split(self, counts: Sequence[int]) -> list[Rounded]:
         """Along N."""
         rows = [None] * len(counts) if self.rows is None else self.rows.split(list(counts), -1)

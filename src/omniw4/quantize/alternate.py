@@ -1,0 +1,122 @@
+"""The seed's loop over a stack of linears: quantizer and low-rank branch in turn, the best iterate kept.
+
+``Q = GPTQ(W - L)``, ``L = SVD_r(W - Q)``, again, until the error no longer falls. L is rounded to its stored 16-bit
+type before Q is fitted to it and before the error is taken, so what is measured is what is stored.
+
+A leading axis B holds linears of equal shape that read different inputs (the same linear of B blocks). They share
+launches, never numbers: each has its own Hessian, branch, errors and best iterate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omniw4.config import Recipe
+from omniw4.quantize.lowrank import LowRank, energy_share, svd_lowrank
+from omniw4.quantize.measure import relative_error
+from omniw4.quantize.scales import Rounded
+
+Quantizer = Callable[[torch.Tensor], Rounded]  # of [B, N, K] float32
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Linears of one shape, rank and stored type, one from each of B inputs."""
+
+    target: torch.Tensor  # [B, N, K] float32, what is to be approximated
+    rank: int
+    dtype: torch.dtype  # of the low-rank factors
+
+    def fit(self, residual: torch.Tensor) -> LowRank | None:
+        """The low-rank branch ``[B, ...]`` that holds most of a residual ``[B, N, K]``; None at rank 0."""
+        return svd_lowrank(residual, self.rank, self.dtype) if self.rank else None
+
+
+@dataclass
+class Iterate:
+    """One linear after one round."""
+
+    rounded: Rounded  # [N, K]
+    low: LowRank | None
+    error: float
+    rank_energy: float
+
+
+@dataclass
+class Outcome:
+    """The best iterate of one linear, and the error after each round it took part in."""
+
+    best: Iterate
+    errors: list[float]
+
+
+def alternate(
+    stacks: Sequence[Stack], objective: torch.Tensor | None, quantize: Quantizer, recipe: Recipe
+) -> list[list[Outcome]]:
+    """Run the recipe's rounds.
+
+    Args:
+        stacks: the linears of one input (q, k, v), each with its B twins; they go through the quantizer joined
+            along N.
+        objective: ``[B, K, K]`` float32, or None: the error is that of the weights.
+
+    Returns:
+        For each stack its B outcomes.
+    """
+    lows: list[LowRank | None] = [None] * len(stacks)
+    if recipe.lowrank.init == "svd_weight":
+        lows = [stack.fit(stack.target) for stack in stacks]
+    found: list[list[Outcome | None]] = [[None] * len(stack.target) for stack in stacks]
+    active = [[True] * len(stack.target) for stack in stacks]
+    for _ in range(recipe.lowrank.rounds):
+        joined = [i for i, flags in enumerate(active) if any(flags)]
+        if not joined:
+            break
+        rounded = quantize(torch.cat([without(stacks[i].target, lows[i]) for i in joined], dim=-2))
+        for i, part in zip(joined, rounded.split([stacks[i].target.shape[-2] for i in joined]), strict=True):
+            low, iterates = complete(stacks[i], part, objective)
+            better = [_record(found[i], b, it) if active[i][b] else False for b, it in enumerate(iterates)]
+            lows[i] = _choose(better, low, lows[i])
+            active[i] = [fell and low is not None for fell in better]  # without a branch every round is the same
+    return [[outcome for outcome in outcomes if outcome is not None] for outcomes in found]
+
+
+def complete(stack: Stack, rounded: Rounded, objective: torch.Tensor | None) -> tuple[LowRank | None, list[Iterate]]:
+    """Codes, the low-rank branch that fits them best, and the error of both together, for each of B."""
+    residual = stack.target - rounded.dequantize()
+    low = stack.fit(residual)
+    rest = without(residual, low)
+    held = energy_share(residual, rest).tolist()
+    iterates = []
+    for b, target in enumerate(stack.target):
+        error = relative_error(rest[b], target, None if objective is None else objective[b])
+        iterates.append(Iterate(rounded[b], None if low is None else low[b], error, held[b]))
+    return low, iterates
+
+
+def without(weight: torch.Tensor, low: LowRank | None) -> torch.Tensor:
+    return weight if low is None else weight - low.product()
+
+
+def _record(outcomes: list[Outcome | None], index: int, iterate: Iterate) -> bool:
+    """Note one round of one linear; whether it is the best so far."""
+    known = outcomes[index]
+    if known is None:
+        outcomes[index] = Outcome(iterate, [iterate.error])
+        return True
+    known.errors.append(iterate.error)
+    if iterate.error < known.best.error:
+        known.best = iterate
+        return True
+    return False
+
+
+def _choose(better: list[bool], new: LowRank | None, old: LowRank | None) -> LowRank | None:
+    """The new branch where it is better, else the one before."""
+    if new is None or old is None or all(better):
+        return new
+    mask = torch.tensor(better, device=new.up.device)[:, None, None]
+    return LowRank(torch.where(mask, new.up, old.up), torch.where(mask, new.down, old.down))
