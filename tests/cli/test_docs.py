@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -69,3 +70,27 @@ def test_recipes_page_names_every_shipped_config() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     for path in config.config_dir().glob("*.yaml"):
         assert f"| `{path.stem}` |" in text
+
+
+def test_the_landing_page_shows_the_table_that_the_quickstart_prints() -> None:
+    """Its columns, and a row for each recipe and text; the figures are of the machine that took them."""
+    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "scripts" / "quickstart.py")
+    assert spec is not None
+    assert spec.loader is not None
+    quickstart = importlib.util.module_from_spec(spec)
+    sys.modules["quickstart"] = quickstart  # dataclasses look their module up
+    spec.loader.exec_module(quickstart)
+    scale = quickstart.NORMAL
+    verdict = {
+        "perplexity": {"reference": 1.0, "quantized": 1.0, "ratio": 1.0},
+        **{"kl": 0.0, "argmax_agreement": 1.0, "effective_bits": 5.0},
+    }
+    verdicts = {recipe: [verdict] * len(scale.texts) for recipe in scale.recipes}
+    printed = quickstart.closing_table(scale, verdicts, dict.fromkeys(scale.recipes, 1.0)).strip()
+    shown = (ROOT / "README.md").read_text(encoding="utf-8")
+    title, _, header, _, *rows = printed.splitlines()
+    assert title in shown
+    assert re.split(r"\s{2,}", header) in [re.split(r"\s{2,}", line) for line in shown.splitlines()]
+    for row in rows:
+        recipe, text = re.split(r"\s{2,}", row)[:2]
+        assert re.search(rf"^{re.escape(recipe)}\s+{re.escape(text)}\s+\d", shown, re.MULTILINE), (recipe, text)
