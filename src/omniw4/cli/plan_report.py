@@ -31,6 +31,8 @@ def document(
         resident: bytes of it that are in memory while it is quantized; 0 where its tensors are read when needed.
         device: what the maths will run on; the time is estimated by trying it.
     """
+    from omniw4.quantize.pipeline import batch_limit
+
     model = weights_total * plan.source_bytes_per_weight
     finished = model - plan.bytes_before() + plan.bytes_after()
     return {
@@ -40,7 +42,7 @@ def document(
         "model_bytes_before": model,
         "model_bytes_after": finished,
         "resident_bytes": resident,
-        "peak_memory_bytes": resident + plan.peak_bytes(group_of),
+        "peak_memory_bytes": resident + plan.peak_bytes(group_of, batch_limit(device)),
         "disk_bytes": finished + plan.bytes_after(),
         "estimated_seconds": round(_seconds(plan.input_groups(group_of), recipe, device)),
         "recipe": recipe.model_dump(mode="json"),
@@ -63,7 +65,7 @@ def text(plan: Plan, told: dict[str, Any]) -> str:
         ("model", f"{before} before, {after} after, {told['effective_bits']:.2f} bits a quantized weight"),
         (
             "peak memory",
-            f"about {size(told['peak_memory_bytes'])}: {whose} one group's working set, besides Python and torch",
+            f"about {size(told['peak_memory_bytes'])}: {whose} one batch's working set, besides Python and torch",
         ),
         ("disk", f"{size(told['disk_bytes'])} while it runs, {after} when it is done"),
         ("time", f"about {clock(told['estimated_seconds'])}"),
