@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,7 @@ def require() -> Any:
             f"the plots of a report need matplotlib, which cannot be imported: {e}",
             hint="pip install 'omniw4[report]', or leave the plots out with --no-plots",
         ) from e
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache the first time
     matplotlib.rcParams.update(
         {
             "svg.fonttype": "none", "svg.hashsalt": "omniw4", "font.family": "sans-serif", "font.size": 9,
