@@ -31,6 +31,7 @@ class LayerRow:
     act_bits: int
     rank: int
     rotation: str
+    scale_type: str
     bits: float  # stored bits a weight
     method: str
     relative_error: float
@@ -115,6 +116,7 @@ def _summarize_checkpoint(checkpoint: Checkpoint) -> Summary:
                 act_bits=spec.act_bits,
                 rank=spec.rank,
                 rotation=spec.rotation,
+                scale_type=spec.scale_type,
                 bits=linear.effective_bits,
                 method=report.method,
                 relative_error=report.relative_error,

@@ -55,7 +55,7 @@ def command(
 def _head(summary: Summary) -> str:
     common = summary.quantization_config
     ratio = summary.original_bytes / summary.quantized_bytes if summary.quantized_bytes else 0
-    kinds = Counter((r.act_bits, r.rank, r.rotation) for r in summary.layers)
+    kinds = Counter((r.act_bits, r.rank, r.rotation, r.scale_type) for r in summary.layers)
     errors = [r for r in summary.layers if r.sqnr_db is not None]
     worst = min(errors, key=lambda r: r.sqnr_db, default=None)
     warned = sum(bool(r.warnings) for r in summary.layers)
@@ -65,8 +65,8 @@ def _head(summary: Summary) -> str:
         ("calibrated on", _calibration(summary.provenance.get("calibration"))),
         ("made by", f"omniw4 {summary.provenance.get('omniw4_version', '-')}"),
         *(
-            ("linears", f"{count} · w4a{bits} g{common.get('group_size')} r{rank} {rotation}")
-            for (bits, rank, rotation), count in kinds.most_common()
+            ("linears", f"{count} · w4a{bits} g{common.get('group_size')} r{rank} {rotation} · {scales} scales")
+            for (bits, rank, rotation, scales), count in kinds.most_common()
         ),
         ("as they were", _count(len(summary.skipped))),
         ("size", f"{size(summary.total_bytes)} in {len(summary.files)} file{'s' * (len(summary.files) > 1)}"),

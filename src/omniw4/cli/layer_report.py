@@ -22,7 +22,8 @@ def headline(recipe: Recipe, plan: Plan, device: str) -> str:
     """``omniw4 0.1.0 · cpu · w4a4 g64 r16 hadamard64 · 196 linears``."""
     what = f"w4a{recipe.activations.bits} g{recipe.group_size} r{recipe.lowrank.rank}"
     rotation = f" {recipe.rotation}" if recipe.rotation != "none" else ""
-    return f"omniw4 {__version__} · {device} · {what}{rotation} · {len(plan.quantized)} linears"
+    scales = " integer scales" if recipe.weights.scale_type == "integer" else ""
+    return f"omniw4 {__version__} · {device} · {what}{rotation}{scales} · {len(plan.quantized)} linears"
 
 
 def table_of(reports: list[LayerReport]) -> str:

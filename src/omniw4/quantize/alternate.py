@@ -1,7 +1,8 @@
 """The seed's loop over a stack of linears: quantizer and low-rank branch in turn, the best iterate kept.
 
-``Q = GPTQ(W - L)``, ``L = SVD_r(W - Q)``, again, until the error no longer falls. L is rounded to its stored 16-bit
-type before Q is fitted to it and before the error is taken, so what is measured is what is stored.
+``Q = GPTQ(W - L)``, ``L = SVD_r(W - Q)``, again, until the error no longer falls. With sweeps a round ends by fitting
+the codes to the branch once more: ``Q = descent(W - L, Q)``. L is rounded to its stored 16-bit type before Q is fitted
+to it and before the error is taken, so what is measured is what is stored.
 
 A leading axis B holds linears of equal shape that read different inputs (the same linear of B blocks). They share
 launches, never numbers: each has its own Hessian, branch, errors and best iterate.
@@ -19,7 +20,13 @@ from omniw4.quantize.lowrank import LowRank, energy_share, svd_lowrank
 from omniw4.quantize.measure import relative_error
 from omniw4.quantize.scales import Rounded
 
-Quantizer = Callable[[torch.Tensor], Rounded]  # of [B, N, K] float32
+
+@dataclass(frozen=True)
+class Quantizer:
+    """How weights ``[B, N, K]`` become codes, and codes better ones of the same scales, where there is a way."""
+
+    round: Callable[[torch.Tensor], Rounded]
+    improve: Callable[[torch.Tensor, Rounded], Rounded] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,9 +82,15 @@ def alternate(
         joined = [i for i, flags in enumerate(active) if any(flags)]
         if not joined:
             break
-        rounded = quantize(torch.cat([without(stacks[i].target, lows[i]) for i in joined], dim=-2))
-        for i, part in zip(joined, rounded.split([stacks[i].target.shape[-2] for i in joined]), strict=True):
-            low, iterates = complete(stacks[i], part, objective)
+        counts = [stacks[i].target.shape[-2] for i in joined]
+        rounded = quantize.round(torch.cat([without(stacks[i].target, lows[i]) for i in joined], dim=-2))
+        parts = zip(joined, rounded.split(counts), strict=True)
+        fitted = [stacks[i].fit(stacks[i].target - part.dequantize()) for i, part in parts]
+        if quantize.improve is not None:
+            pairs = zip(joined, fitted, strict=True)
+            rounded = quantize.improve(torch.cat([without(stacks[i].target, low) for i, low in pairs], dim=-2), rounded)
+        for i, part, low in zip(joined, rounded.split(counts), fitted, strict=True):
+            iterates = measure(stacks[i], part, low, objective)
             better = [_record(found[i], b, it) if active[i][b] else False for b, it in enumerate(iterates)]
             lows[i] = _choose(better, low, lows[i])
             active[i] = [fell and low is not None for fell in better]  # without a branch every round is the same
@@ -86,15 +99,20 @@ def alternate(
 
 def complete(stack: Stack, rounded: Rounded, objective: torch.Tensor | None) -> tuple[LowRank | None, list[Iterate]]:
     """Codes, the low-rank branch that fits them best, and the error of both together, for each of B."""
+    low = stack.fit(stack.target - rounded.dequantize())
+    return low, measure(stack, rounded, low, objective)
+
+
+def measure(stack: Stack, rounded: Rounded, low: LowRank | None, objective: torch.Tensor | None) -> list[Iterate]:
+    """Codes and low-rank branch with the error of both together, for each of B."""
     residual = stack.target - rounded.dequantize()
-    low = stack.fit(residual)
     rest = without(residual, low)
     held = energy_share(residual, rest).tolist()
     iterates = []
     for b, target in enumerate(stack.target):
         error = relative_error(rest[b], target, None if objective is None else objective[b])
         iterates.append(Iterate(rounded[b], None if low is None else low[b], error, held[b]))
-    return low, iterates
+    return iterates
 
 
 def without(weight: torch.Tensor, low: LowRank | None) -> torch.Tensor:

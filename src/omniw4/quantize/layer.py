@@ -21,7 +21,7 @@ from omniw4.quantize.gptq import Factor, factorise, gptq
 from omniw4.quantize.measure import relative_error, sqnr_db
 from omniw4.quantize.refine import coordinate_descent
 from omniw4.quantize.rotate import transform_hessian, transform_weight
-from omniw4.quantize.scales import Rounded, round_to_nearest
+from omniw4.quantize.scales import round_to_nearest
 from omniw4.quantize.smooth import smoothing_vector
 from omniw4.tensors import LayerReport, LinearSpec, LinearStats, QuantizedLinear
 
@@ -238,22 +238,16 @@ def _choose_quantizer(
         damped = hessian.clone()
         diagonal = damped.diagonal(dim1=-2, dim2=-1)  # [B, K], a view
         diagonal.add_(factor.damp * diagonal.mean(-1, keepdim=True))
-        quantize = partial(_gptq_and_descent, upper=factor.upper, damped=damped, spec=first.spec, recipe=recipe)
-        return "gptq", quantize
+        size, sweeps = recipe.gptq.block_size, recipe.gptq.sweeps
+        compensate = partial(gptq, upper=factor.upper, rule=rule, block_size=size, scale_type=scale_type)
+        descend = partial(coordinate_descent, hessian=damped, sweeps=sweeps) if sweeps else None
+        return "gptq", Quantizer(compensate, descend)
     if hessian is not None:
         importance = hessian.diagonal(dim1=-2, dim2=-1)
     else:
         importance = torch.ones(first.weight.shape[-1], device=first.weight.device)
     method = "rtn" if factor is None else "rtn-fallback"
-    return method, partial(round_to_nearest, importance=importance, rule=rule, scale_type=scale_type)
-
-
-def _gptq_and_descent(
-    weight: torch.Tensor, upper: torch.Tensor, damped: torch.Tensor, spec: LinearSpec, recipe: Recipe
-) -> Rounded:
-    """GPTQ, then the recipe's sweeps over its codes."""
-    rounded = gptq(weight, upper, recipe.weights.scale, recipe.gptq.block_size, spec.scale_type)
-    return coordinate_descent(weight, rounded, damped, recipe.gptq.sweeps) if recipe.gptq.sweeps else rounded
+    return method, Quantizer(partial(round_to_nearest, importance=importance, rule=rule, scale_type=scale_type))
 
 
 def _assemble(one: Linear, outcome: Outcome, smooth: torch.Tensor | None) -> QuantizedLinear:
