@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_GROWTH = 16 << 20  # bytes that allocators may come to keep; a leak of one input a step would be a hundred times more
+MAX_GROWTH = 16 << 20  # bytes that allocators may come to keep; leaking one input a step would be far more
 
 
 def main() -> int:

@@ -25,6 +25,7 @@ UNSAFE_CALLS = {
     *("eval", "exec", "compile", "os.system", "os.popen", "torch.load", "torch.save", "torch.jit.load"),
     *("torch.hub.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "numpy.load", "np.load", "__import__"),
 }
+_TRUST = "trust_remote_code"
 
 
 def unsafe(source: str) -> Iterator[str]:
@@ -49,20 +50,24 @@ def trusting(source: str) -> Iterator[str]:
     guarded = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("trust_remote_code")
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith(_TRUST)
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            if not ast.unparse(node.value).endswith("trust_remote_code"):
+        if isinstance(node, ast.Dict):
+            handed_on = [k for k, v in zip(node.keys, node.values, strict=True) if ast.unparse(v) == _TRUST]
+            guarded |= {id(key) for key in handed_on}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == _TRUST:
+            if not ast.unparse(node.value).endswith(_TRUST):
                 yield f"line {node.value.lineno} passes {ast.unparse(node.value)}"
-        elif isinstance(node, ast.Constant) and node.value == "trust_remote_code" and id(node) not in guarded:
+        elif isinstance(node, ast.Constant) and node.value == _TRUST and id(node) not in guarded:
             yield f"line {node.lineno} sets it without asking"
         elif isinstance(node, ast.arguments):
             named = [*zip(reversed(node.args), reversed(node.defaults), strict=False)]
             named += [(a, d) for a, d in zip(node.kwonlyargs, node.kw_defaults, strict=True) if d is not None]
             for argument, default in named:
-                if argument.arg == "trust_remote_code" and ast.unparse(default) != "False":
+                if argument.arg == _TRUST and ast.unparse(default) != "False":
                     yield f"line {argument.lineno} trusts by default"
 
 
@@ -95,6 +100,7 @@ def test_the_search_finds_what_it_looks_for(source: str) -> None:
     "source",
     [
         *("load(x, trust_remote_code=True)", "def f(*, trust_remote_code=True): ..."),
+        *("load(**{'trust_remote_code': True})", "load(**{'trust_remote_code': not trust_remote_code})"),
         *("def f(trust_remote_code=True, x=1): ...", "a['trust_remote_code'] = True"),
     ],
 )

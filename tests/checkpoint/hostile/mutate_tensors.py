@@ -19,7 +19,7 @@ from omniw4.storage import ITEMSIZE
 
 RANGES = (errors.TensorSizeError, errors.TensorOverlapError, errors.TensorGapError, errors.TruncatedFileError)
 HUGE = (2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 2**200)
-WRONG = {"NaN": 0x7E00, "signalling NaN": 0x7C01, "inf": 0x7C00, "-inf": 0xFC00}
+WRONG = {"NaN": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
 def headers(base: Base) -> Iterator[Mutation]:
@@ -69,22 +69,28 @@ def consistent(base: Base) -> Iterator[Mutation]:
 
 
 def values(base: Base, count: int) -> Iterator[Mutation]:
-    """NaN, inf and wrong signs anywhere in a linear's 16-bit tensors; hashes are right, so only reading can notice."""
+    """NaN, inf and wrong signs in any scale or float of a linear; hashes are right, so only reading can notice."""
     rng = random.Random(5)
+    owned = tuple(f"{path}." for path in base.specs)
     places = [
-        (file, header, data, name, entry["data_offsets"])
+        (file, header, data, name, entry["dtype"], entry["data_offsets"])
         for file, header, data in _weights(base)
         for name, entry in entries(header).items()
-        if entry["dtype"] == "F16" and entry["data_offsets"][1] > entry["data_offsets"][0]
+        if (name.startswith(owned) and entry["dtype"] in ("F16", "F32")) or name.endswith(".w_scales")
     ]
     for _ in range(count):
-        file, header, data, name, (begin, end) = rng.choice(places)
-        position = begin + 2 * rng.randrange((end - begin) // 2)
-        title, bits = rng.choice(list(WRONG.items()))
+        file, header, data, name, dtype, (begin, end) = rng.choice(places)
+        size = ITEMSIZE[dtype]
+        position = begin + size * rng.randrange((end - begin) // size)
+        title, value = rng.choice(list(WRONG.items()))
         error: tuple[type[errors.CheckpointError], ...] = (errors.NonFiniteTensorError,)
-        if name.endswith((".w_scales", ".smooth")) and rng.random() < 0.3:
-            title, bits, error = "negative", 0x8000 | rng.randrange(1, 0x7C00), (errors.ScaleValueError,)
-        changed = data[:position] + struct.pack("<H", bits) + data[position + 2 :]
+        if dtype == "U8":
+            title, raw, error = "too large", bytes([rng.randrange(17, 256)]), (errors.ScaleValueError,)
+        else:
+            if name.endswith((".w_scales", ".row_scales", ".smooth")) and rng.random() < 0.3:
+                title, value, error = "negative", -(2.0 ** -rng.randrange(15)), (errors.ScaleValueError,)
+            raw = struct.pack("<e" if dtype == "F16" else "<f", value)
+        changed = data[:position] + raw + data[position + size :]
         files = with_hashes(base, {file: join_file(header, changed)})
         yield Mutation(f"{name}: {title} at byte {position - begin}", files, error)
 
