@@ -9,6 +9,8 @@ import torch
 
 from omniw4 import bench
 from omniw4.bench import backbone
+from omniw4.bench.environment import environment
+from omniw4.cli.bench import report
 from omniw4.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -60,6 +62,17 @@ def test_quantized_weights_take_less(rows: list[bench.BackboneRow]) -> None:
     assert held["fp16"] == 2 * 2 * (128 * (256 + 128 + 3 * 192))
     assert held["fp8"] < 0.53 * held["fp16"]
     assert held["w4a4"] < 0.7 * held["fp16"]  # of which the low-rank branch, of rank 16 in 128 features, is the most
+
+
+def test_the_table_has_a_row_for_each(rows: list[bench.BackboneRow]) -> None:
+    result = bench.BenchResult(environment(CPU, warmup=0, repetitions=2), "float32", "reference", backbone=rows)
+    table = report(result)
+    assert "× hf-eager" in table
+    assert "× hf-compiled" not in table
+    assert table.count("w4a8") == 2
+    assert "attention of the engine: sdpa-loop" in table
+    document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert document["backbone"][0]["timing"]["median_us"] > 0
 
 
 def test_a_wrong_engine_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,17 @@ def test_results_are_the_callers() -> None:
     assert_same(first, kept, "the first result")
     empty = made(torch.zeros(0, HIDDEN), torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int32))
     assert empty.shape == (0, HIDDEN)
+
+
+def test_threads_take_turns() -> None:
+    """Static buffers are shared: what two threads call at once must not mix."""
+    made = engine(backbone(), buckets=(16,))
+    calls = [packed((n,), seed=n) for n in (3, 5, 9, 14)]
+    wanted = [made(*call) for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            for found, expected in zip(pool.map(lambda call: made(*call), calls), wanted, strict=True):
+                assert_same(found, expected, "a call among others")
 
 
 def test_weights_are_in_memory_once() -> None:

@@ -94,6 +94,22 @@ def test_a_thousand_mixed_requests_leave_memory_where_it_was(models: dict[str, A
     assert after[0] == after[1]
 
 
+def test_calls_from_two_streams_take_turns(models: dict[str, Any]) -> None:
+    engine = Qwen3Engine.from_model(models["fp16"], backend="fp16", buckets=(512,))
+    calls = [inputs([n], torch.float16, n) for n in (500, 400, 300)]
+    wanted = [engine(*call) for call in calls]
+    streams = [torch.cuda.Stream() for _ in calls]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        found = []
+        for stream, call in zip(streams, calls, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(engine(*call))
+        torch.cuda.synchronize()
+        for result, expected in zip(found, wanted, strict=True):
+            assert_same(result, expected, "a call beside others")
+
+
 def test_start_up_is_reported(models: dict[str, Any]) -> None:
     seen: list[tuple[int, int, str]] = []
     engine = Qwen3Engine.from_model(

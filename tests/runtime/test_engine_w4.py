@@ -12,7 +12,9 @@ import pytest
 import torch
 from engine_models import backbone, packed, padded_forward
 
+from omnivoice_fixture import build as build_omnivoice
 from omniw4 import int4
+from omniw4 import model as sources
 from omniw4.checkpoint import Checkpoint
 from omniw4.errors import ModelError, UsageError
 from omniw4.runtime import Qwen3Engine, fuse
@@ -112,6 +114,16 @@ def test_from_a_checkpoint_alone_or_over_a_model(tmp_path: Path) -> None:
     assert relative_error(again(*inputs), over(*inputs)) < 1e-2
     with pytest.raises(ModelError, match=r"q_proj: the checkpoint's linear is \[128, 128\], the model's is"):
         Qwen3Engine.from_model(backbone(head_dim=64), folder, backend="w4a4")
+
+
+def test_from_a_checkpoint_of_an_omnivoice(tmp_path: Path) -> None:
+    source = build_omnivoice(tmp_path / "model")
+    write_checkpoint(source, tmp_path, LinearSpec())
+    inputs = packed(LENGTHS)
+    alone = Qwen3Engine.from_checkpoint(tmp_path / "checkpoint", device="cpu", dtype=torch.float32, buckets=())
+    loaded = sources.load(source).model
+    over = Qwen3Engine.from_model(loaded, tmp_path / "checkpoint", backend="w4a4", buckets=())
+    assert_same(alone(*inputs), over(*inputs), "the backbone under llm")
 
 
 def test_packed_weights_take_a_quarter_of_fp16() -> None:

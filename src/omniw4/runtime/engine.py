@@ -53,8 +53,8 @@ class StartUp:
 class Qwen3Engine:
     """The backbone of a Qwen3 on packed tokens.
 
-    ``engine(hidden [P, H], positions [P], cu_seqlens [B + 1]) -> [P, H]``, hidden states behind the final norm. One
-    call runs at a time: static buffers are the engine's, not the caller's.
+    ``engine(hidden [P, H], positions [P], cu_seqlens [B + 1]) -> [P, H]``, hidden states behind the final norm. Calls
+    from several threads or streams run one after the other.
 
     Attributes:
         config: sizes of the backbone.
@@ -219,9 +219,8 @@ class Qwen3Engine:
             return hidden.clone()
         bucket = self._buckets.bucket(tokens, sequences) if self._buckets else None
         if self._buckets is not None and bucket is not None:
-            with torch.inference_mode():
-                out = self._buckets.run(bucket, hidden, positions, cu_seqlens, replay=replay)
-            return out.clone()
+            with torch.no_grad():
+                return self._buckets.run(bucket, hidden, positions, cu_seqlens, replay=replay)
         if self._buckets is not None and not self._warned:
             self._warned = True
             warnings.warn(
@@ -240,7 +239,7 @@ class Qwen3Engine:
         It never waits for the GPU. ``max_seqlen`` is at least the length of the longest sequence; rows of ``hidden``
         that no sequence contains must be finite, and their results mean nothing.
         """
-        with torch.inference_mode():
+        with torch.no_grad():
             return self.backbone(hidden, positions, cu_seqlens, max_seqlen)
 
     def memory(self) -> EngineMemory:

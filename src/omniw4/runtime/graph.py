@@ -8,14 +8,17 @@ holds three sequences::
     positions   0 1 2 0 1 0 0 0
     cu_seqlens  0 3 5 8 8           the sequence of the padding, and one that is empty
 
-Buckets share one memory pool and one set of static inputs, since one call runs after the other. On a CPU there is
-nothing to capture; calls are padded all the same, so that the arithmetic of padding is tested everywhere.
+Buckets share one memory pool and one set of static inputs, since one call runs after the other: each waits for the one
+before, whatever thread or stream it comes from. On a CPU there is nothing to capture; calls are padded all the same, so
+that the arithmetic of padding is tested everywhere.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +59,9 @@ class GraphBuckets:
         on_progress: OnProgress | None = None,
     ) -> None:
         self._forward, self.sizes, self.max_sequences = forward, tuple(sizes), max_sequences
+        self._lock = threading.Lock()
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+        self._device = device
         largest = self.sizes[-1]
         self._hidden = torch.zeros(largest, hidden_size, dtype=dtype, device=device)
         self._positions = torch.zeros(largest, dtype=torch.int64, device=device)
@@ -81,23 +87,38 @@ class GraphBuckets:
         *,
         replay: bool = True,
     ) -> torch.Tensor:
-        """The result of a call, ``[P, H]``: a view of static memory that the next call overwrites.
+        """The result of a call, ``[P, H]``, a new tensor.
 
         Args:
             replay: False runs the same kernels on the same padded inputs without the graph.
         """
-        tokens = hidden.shape[0]
-        self._hidden[:tokens].copy_(hidden)
-        self._positions[:tokens].copy_(positions)
-        if tokens < bucket:
-            self._hidden[tokens:bucket].zero_()
-            self._positions[tokens:bucket].zero_()
-        self._cu_seqlens.fill_(bucket)
-        self._cu_seqlens[: cu_seqlens.shape[0]].copy_(cu_seqlens)
-        if replay and bucket in self._graphs:
-            self._graphs[bucket].replay()
-            return self._outputs[bucket][:tokens]
-        return self._call(bucket)[:tokens]
+        with self._lock, self._turn():
+            tokens = hidden.shape[0]
+            self._hidden[:tokens].copy_(hidden)
+            self._positions[:tokens].copy_(positions)
+            if tokens < bucket:
+                self._hidden[tokens:bucket].zero_()
+                self._positions[tokens:bucket].zero_()
+            self._cu_seqlens.fill_(bucket)
+            self._cu_seqlens[: cu_seqlens.shape[0]].copy_(cu_seqlens)
+            if replay and bucket in self._graphs:
+                self._graphs[bucket].replay()
+                out = self._outputs[bucket]
+            else:
+                out = self._call(bucket)
+            return out[:tokens].clone()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """On the device of the graphs, the current stream behind the call before."""
+        if self._done is None:
+            yield
+            return
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self._done)
+            yield
+            self._done.record(stream)
 
     def bytes(self) -> int:
         """Static inputs, and what the graphs' pool holds."""
