@@ -13,6 +13,7 @@ from omniw4.roofline import cost
 H200 = roofline.get("H200")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "roofline.md"
 LINEAR = re.compile(r"^\| (\d+) \| (\d+) → (\d+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
+STEP = re.compile(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
 ATTENTION = re.compile(r"^\| (\d+)×(\d+) \| ([\d.]+) \|", re.MULTILINE)
 
 
@@ -26,7 +27,14 @@ def measured_attention() -> list[tuple[int, int, float]]:
     return [(int(b), int(s), float(us)) for b, s, us in ATTENTION.findall(PAGE.read_text(encoding="utf-8"))]
 
 
+def measured_steps() -> list[tuple[int, float, float, float, float]]:
+    """(tokens, FP16 ms, FP8 ms, and both as the page predicts them)."""
+    found = STEP.findall(PAGE.read_text(encoding="utf-8"))
+    return [(int(tokens), float(a), float(b), float(c), float(d)) for tokens, a, b, c, d in found]
+
+
 def test_the_page_has_the_measurements() -> None:
+    assert len(measured_steps()) == 3
     assert len(measured_linears()) == 15
     assert len(measured_attention()) == 4
 
@@ -43,6 +51,28 @@ def test_linears_are_within_a_factor_of_1_6(m: int, k: int, n: int, fp16: float,
 def test_attention_is_within_a_factor_of_1_6(batch: int, length: int, us: float) -> None:
     (kernel,) = cost.attention([length] * batch, 16, 8, 128, causal=False)
     assert 1 / 1.6 < kernel.predicted_us(H200) / us < 1.6
+
+
+@pytest.mark.parametrize(("tokens", "fp16", "fp8", "told_fp16", "told_fp8"), measured_steps())
+def test_whole_steps_are_within_a_factor_of_1_6(
+    tokens: int, fp16: float, fp8: float, told_fp16: float, told_fp8: float
+) -> None:
+    """Of the fused engine, and the page prints what the program predicts."""
+    result = roofline.compute(roofline.omnivoice(), H200, tokens, sequences=2, fused=True)
+    for width, wanted, told in (("fp16", fp16, told_fp16), ("fp8", fp8, told_fp8)):
+        predicted = (result.total_us(width) or 0) / 1000
+        assert 1 / 1.6 < predicted / wanted < 1.6, f"{width} at {tokens}: {predicted:.2f} ms against {wanted}"
+        assert predicted == pytest.approx(told, abs=0.005)
+
+
+def test_the_products_and_the_attention_of_a_step() -> None:
+    result = roofline.compute(roofline.omnivoice(), H200, 768, sequences=2, fused=True)
+    assert result.total_us("fp16", kind="linear") == pytest.approx(1406, rel=0.6)
+    assert result.total_us("fp16", kind="attention") == pytest.approx(284, rel=0.6)
+    told = re.search(r"predicted are (\d+) and (\d+)", PAGE.read_text(encoding="utf-8"))
+    assert told is not None
+    predicted = [round(result.total_us("fp16", kind=kind) or 0) for kind in ("linear", "attention")]
+    assert predicted == [*map(int, told.groups())]
 
 
 def test_no_prediction_beats_the_bare_roofline() -> None:

@@ -69,12 +69,24 @@ def test_omnivoice_has_196_linears_and_its_parameters() -> None:
 
 
 def test_fused_is_never_slower() -> None:
+    """Of what both count: linears and attention."""
     for width in roofline.WIDTHS:
-        apart = roofline.compute(roofline.omnivoice(), H200, 704).total_us(width)
-        together = roofline.compute(roofline.omnivoice(), H200, 704, fused=True).total_us(width)
+        apart = roofline.compute(roofline.omnivoice(), H200, 704).total_us(width, kind="linear")
+        together = roofline.compute(roofline.omnivoice(), H200, 704, fused=True).total_us(width, kind="linear")
         assert apart is not None
         assert together is not None
         assert together < apart
+
+
+def test_a_fused_step_has_what_the_engine_launches() -> None:
+    """Ten kernels a layer in FP16, nine with INT4 (docs/engine.md), and the last norm."""
+    result = roofline.compute(roofline.omnivoice(), H200, 704, fused=True)
+    kernels = {
+        w: sum(row.count * (t.kernels if (t := row.times[w]) else 0) for row in result.rows) for w in roofline.WIDTHS
+    }
+    assert kernels["fp16"] == 28 * 9 + 1  # residual sums go with the norms
+    assert kernels["w4a4"] == kernels["w4a8"] == kernels["fp8"] == 28 * 10 + 1
+    assert {row.op for row in result.rows} >= {"q/k-norm, rotary", "SwiGLU", "self_attn.qkv_proj", "mlp.gate_up_proj"}
 
 
 def test_model_and_checkpoint_give_the_same_shapes(model: Path) -> None:

@@ -38,7 +38,7 @@ def command(
     ] = 16,
     causal: Annotated[bool, typer.Option("--causal", help="Attention computes half of the square.")] = False,
     fused: Annotated[
-        bool, typer.Option("--fused", help="q/k/v and gate/up as one linear, norms inside their neighbours.")
+        bool, typer.Option("--fused", help="q/k/v and gate/up as one linear, one kernel for what lies between.")
     ] = False,
     ideal: Annotated[
         bool, typer.Option("--ideal", help="The bare roofline: no launches, no half-filled GPU, no share of the peak.")

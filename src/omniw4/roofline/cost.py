@@ -116,6 +116,16 @@ def norm(m: int, width: int, elements: int) -> list[Kernel]:
     return [Kernel("norm", {}, 2 * HALF * m * elements + HALF * width)]
 
 
+def rotary(m: int, features: int) -> list[Kernel]:
+    """q/k-norm and rotary embedding in place, one kernel: ``features`` of q and k together, read and written."""
+    return [Kernel("rotary", {}, 2 * HALF * m * features)]
+
+
+def swiglu(m: int, features: int) -> list[Kernel]:
+    """``silu(gate) · up`` as one kernel: two halves read, one written."""
+    return [Kernel("swiglu", {}, 3 * HALF * m * features)]
+
+
 def _rate(gpu: Gpu, kind: str) -> float:
     rate = gpu.rates[kind]
     if rate is None:

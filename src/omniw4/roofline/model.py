@@ -47,7 +47,7 @@ class Backbone:
     norms: tuple[NormOp, ...]
 
     def fused(self) -> Backbone:
-        """q, k and v as one linear with their norms inside, gate and up as one."""
+        """q, k and v as one linear, gate and up as one; q/k-norms go with the rotary embedding."""
         inside = [op for op in self.norms if op.name.rpartition(".")[2] in ("q_norm", "k_norm")]
         norms = tuple(op for op in self.norms if op not in inside)
         return replace(self, linears=tuple(_merge(self.linears)), norms=norms)

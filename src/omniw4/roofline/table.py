@@ -27,7 +27,7 @@ class Row:
     """``count`` equal ops. ``ops``, ``bytes``, ``intensity`` and ``bound`` are those of 16 bits."""
 
     op: str
-    kind: str  # "linear", "attention" or "norm"
+    kind: str  # "linear", "attention", or "norm" for what only moves memory
     shape: str
     count: int
     ops: float
@@ -104,8 +104,9 @@ def compute(
         tokens: M, of all sequences together.
         sequences: how many equal sequences attention sees.
         causal: attention computes half of the square.
-        fused: what a fused engine launches: q, k and v as one linear, gate and up as one, q/k-norms in the epilogue
-            of the former, and at the quantized widths the norms in front of linears inside their quantizers.
+        fused: what a fused engine launches: q, k and v as one linear, gate and up as one, one kernel for q/k-norm and
+            rotary embedding, and SwiGLU; at the quantized widths norms and SwiGLU are inside the quantizers behind
+            them. Without it rotary embedding and SwiGLU are not counted: they are many kernels, the same at any width.
     """
     if fused:
         backbone = backbone.fused()
@@ -118,6 +119,17 @@ def compute(
     attention = cost.attention(lengths, backbone.heads, backbone.kv_heads, backbone.head_dim, causal=causal)
     told = f"{len(lengths)}×{max(lengths)} · {backbone.heads}/{backbone.kv_heads} heads of {backbone.head_dim}"
     rows.append(_row("attention", "attention", told, backbone.layers, gpu, _all(gpu, attention)))
+    if fused:
+        features = (backbone.heads + backbone.kv_heads) * backbone.head_dim
+        rows.append(
+            _row("q/k-norm, rotary", "norm", f"{tokens}×{features}", backbone.layers, gpu,
+                 _all(gpu, cost.rotary(tokens, features)))
+        )  # fmt: skip
+        for op in backbone.linears:
+            if op.name.endswith("gate_up_proj"):
+                inner = _all(gpu, cost.swiglu(tokens, op.n // 2))
+                inner |= {width: [] for width in inner if width != "fp16"}
+                rows.append(_row("SwiGLU", "norm", f"{tokens}×{op.n // 2}", op.count, gpu, inner))
     for op in backbone.norms:
         kernels = _all(gpu, cost.norm(tokens, op.width, op.elements))
         if fused and op.count >= backbone.layers:
