@@ -125,16 +125,15 @@ def compute(
             _row("q/k-norm, rotary", "norm", f"{tokens}×{features}", backbone.layers, gpu,
                  _all(gpu, cost.rotary(tokens, features)))
         )  # fmt: skip
-        for op in backbone.linears:
-            if op.name.endswith("gate_up_proj"):
-                inner = _all(gpu, cost.swiglu(tokens, op.n // 2))
-                inner |= {width: [] for width in inner if width != "fp16"}
-                rows.append(_row("SwiGLU", "norm", f"{tokens}×{op.n // 2}", op.count, gpu, inner))
-    for op in backbone.norms:
-        kernels = _all(gpu, cost.norm(tokens, op.width, op.elements))
-        if fused and op.count >= backbone.layers:
+        for merged in (op for op in backbone.linears if op.name.endswith("gate_up_proj")):
+            inner = _all(gpu, cost.swiglu(tokens, merged.n // 2))
+            inner |= {width: [] for width in inner if width != "fp16"}
+            rows.append(_row("SwiGLU", "norm", f"{tokens}×{merged.n // 2}", merged.count, gpu, inner))
+    for norm in backbone.norms:
+        kernels = _all(gpu, cost.norm(tokens, norm.width, norm.elements))
+        if fused and norm.count >= backbone.layers:
             kernels |= {width: [] for width in kernels if width != "fp16"}
-        rows.append(_row(op.name, "norm", f"{tokens}×{op.elements}", op.count, gpu, kernels))
+        rows.append(_row(norm.name, "norm", f"{tokens}×{norm.elements}", norm.count, gpu, kernels))
     return Roofline(backbone.name, gpu, tokens, sequences, causal, fused, rows)
 
 
