@@ -38,7 +38,7 @@ def command(
     ] = 16,
     causal: Annotated[bool, typer.Option("--causal", help="Attention computes half of the square.")] = False,
     fused: Annotated[
-        bool, typer.Option("--fused", help="q/k/v and gate/up as one linear, one kernel for what lies between.")
+        bool, typer.Option("--fused", help="What a fused engine launches: q/k/v as one linear, gate/up as one.")
     ] = False,
     ideal: Annotated[
         bool, typer.Option("--ideal", help="The bare roofline: no launches, no half-filled GPU, no share of the peak.")
