@@ -10,6 +10,8 @@ from harness import Run
 
 from omnivoice_fixture import require_omnivoice
 
+STEPS = 4
+ONE_ROUND = ("--set", "recipe.lowrank.rounds=1")
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "omnivoice"
 
 
@@ -27,25 +29,25 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_every_verb(run: Run, prompts: list[Path], tmp_path: Path) -> None:
     stats, out = tmp_path / "stats", tmp_path / "out"
-    ran = run("calibrate", FIXTURE, "--prompts", prompts[0], "--samples", 4, "--out", stats, "--json")
+    ran = run("calibrate", FIXTURE, "--prompts", prompts[0], "--num-step", STEPS, "--out", stats, "--json")
     assert ran.code == 0, ran.stderr
     data = json.loads(ran.stdout)["fingerprint"]["data"]
-    assert 3800 < data["tokens"] <= 4 * 1024
-    assert (data["prompts"], data["num_step"], data["dataset"]) == (2, 32, "0.jsonl")
+    assert (data["prompts"], data["num_step"], data["dataset"]) == (2, STEPS, "0.jsonl")
+    assert data["tokens"] == data["tokens_seen"]
 
-    ran = run("quantize", FIXTURE, "--stats", stats, "--out", out, "--config", "omnivoice", "--json")
+    ran = run("quantize", FIXTURE, "--stats", stats, "--out", out, "--config", "omnivoice", *ONE_ROUND, "--json")
     assert ran.code == 0, ran.stderr
     assert len(json.loads(ran.stdout)["layers"]) == 28
 
     ran = run(
-        *("verify", out, "--model", FIXTURE, "--prompts", prompts[1], "--windows", 2, "--min-argmax-agreement", 0.9),
-        "--json",
+        *("verify", out, "--model", FIXTURE, "--prompts", prompts[1], "--windows", 1, "--min-argmax-agreement", 0.9),
+        *("--num-step", STEPS, "--layer-tokens", 16, "--json"),
     )
     assert ran.code == 0, ran.stderr + ran.stdout
     verdict = json.loads(ran.stdout)
     decoding = verdict["decoding"]
     assert decoding["prompts"] == 1
-    assert len(decoding["agreement_by_step"]) == 32
+    assert len(decoding["agreement_by_step"]) == STEPS
     assert 0.9 < decoding["agreement"] < 1
     assert 0.5 < decoding["match"] <= 1
     assert (verdict["argmax_agreement"], verdict["kl"]) == (decoding["agreement"], decoding["kl"])

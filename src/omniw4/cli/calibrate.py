@@ -28,6 +28,7 @@ def command(
         typer.Option("--source", metavar="FILE", help="Captured hidden states (.safetensors) in place of text."),
     ] = None,
     prompts: options.Prompts = None,
+    num_step: options.NumStep = 32,
     samples: Annotated[int | None, typer.Option("--samples", metavar="N", help="Sequences.", show_default="32")] = None,
     seq_len: Annotated[
         int | None, typer.Option("--seq-len", metavar="N", help="Tokens a sequence.", show_default="1024")
@@ -84,7 +85,8 @@ def command(
         loaded = models.load(model, device=device, **opening) if streamed is None else streamed.loaded
         if spoken is not None:
             tokens = chosen.samples * chosen.seq_len
-            return loaded, calibrate.capture_decoding(loaded, spoken, tokens=tokens, seed=chosen.seed), None
+            captured = calibrate.capture_decoding(loaded, spoken, tokens=tokens, seed=chosen.seed, num_step=num_step)
+            return loaded, captured, None
         resident = None if streamed is None else streamed.resident
         if hidden is not None:
             return loaded, hidden, resident

@@ -25,6 +25,7 @@ Prompts = Annotated[
     Path | None,
     typer.Option("--prompts", metavar="FILE", help="For an OmniVoice: things to say (.jsonl), decoded step by step."),
 ]
+NumStep = Annotated[int, typer.Option("--num-step", metavar="N", min=1, help="Steps of decoding a prompt.")]
 Dataset = Annotated[
     str | None,
     typer.Option("--dataset", metavar="TEXT", help=".txt, .jsonl, .parquet or Hub name; without it a built-in text."),

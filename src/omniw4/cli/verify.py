@@ -37,6 +37,7 @@ def command(
     ],
     dataset: options.Dataset = None,
     prompts: options.Prompts = None,
+    num_step: options.NumStep = 32,
     windows: Annotated[
         int | None, typer.Option("--windows", metavar="N", help="Held-out windows.", show_default="16")
     ] = None,
@@ -92,6 +93,7 @@ def command(
             model,
             dataset=dataset,
             prompts=prompts,
+            num_step=num_step,
             settings=chosen,
             device=device,
             dtype=dtype,

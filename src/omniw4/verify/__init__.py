@@ -9,6 +9,7 @@
         "path/or/hub-id",           # the original model
         dataset=None,               # text as calibrate takes it, or hidden states (.safetensors); None: built-in
         prompts=None,               # for an OmniVoice, in place of a dataset: prompts to decode (.jsonl)
+        num_step=32,                # steps of decoding a prompt
         settings=config.verify,     # config.Verify: windows, seq_len, gates
         device="cpu", dtype="auto", # "auto": float32 on a CPU, the model's own dtype on a GPU
         bos=None,                   # "model" | "always" | "never"; None: as at calibration

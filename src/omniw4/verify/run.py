@@ -14,7 +14,7 @@ from torch import nn
 
 from omniw4 import model as models
 from omniw4 import ops, repack
-from omniw4.calibrate.omnivoice import capture_decoding, decoding_tasks
+from omniw4.calibrate.omnivoice import NUM_STEP, capture_decoding, decoding_tasks
 from omniw4.calibrate.prompts import PromptSet, read_prompts
 from omniw4.calibrate.sources import HiddenSource
 from omniw4.checkpoint.reader import Checkpoint
@@ -37,6 +37,7 @@ def run(
     *,
     dataset: str | None = None,
     prompts: str | Path | None = None,
+    num_step: int = NUM_STEP,
     settings: Verify | None = None,
     device: str = "cpu",
     dtype: str = "auto",
@@ -81,7 +82,7 @@ def run(
             reference.half()  # the ops of a GPU take 16 bits only
         result.dtype = str(next(reference.parameters()).dtype).removeprefix("torch.")
         spoken = None if prompts is None else read_prompts(prompts)
-        captured = None if spoken is None else _captured(source, spoken, settings)
+        captured = None if spoken is None else _captured(source, spoken, settings, num_step)
         data = heldout.prepare(
             source,
             dataset,
@@ -118,17 +119,17 @@ def run(
     if spoken is not None:
         with _stage(result, "decode"):
             tasks = decoding_tasks(source, spoken)
-            result.decoding = check_decoding(reference, quantized, tasks, on_progress=on_progress)
+            result.decoding = check_decoding(reference, quantized, tasks, num_step=num_step, on_progress=on_progress)
         result.kl, result.argmax_agreement = result.decoding.kl, result.decoding.agreement
     result.seconds |= {f"forward_{name}": seconds for name, seconds in found.seconds.items()}
     result.gates += judge(settings.gates, result.perplexity, result.kl, result.argmax_agreement, result.layers)
     return _finish(result, device)
 
 
-def _captured(source: models.LoadedModel, spoken: PromptSet, settings: Verify) -> HiddenSource:
+def _captured(source: models.LoadedModel, spoken: PromptSet, settings: Verify, num_step: int) -> HiddenSource:
     """As many tokens of greedy decoding as text would have."""
     tokens = settings.windows * settings.seq_len
-    return capture_decoding(source, spoken, tokens=tokens, position_temperature=0.0)
+    return capture_decoding(source, spoken, tokens=tokens, num_step=num_step, position_temperature=0.0)
 
 
 def _require_linears(reference: nn.Module, checkpoint: Checkpoint, name: str) -> None:
