@@ -24,12 +24,13 @@ def rows_of(shapes, dtype=torch.float32, **spec):
 @pytest.mark.parametrize("spec", [{}, {"rank": 0}, {"act_bits": 8}, {"act_bits": 16, "rotation": "none"}])
 def test_every_op_passes_its_check_and_is_timed(dtype, spec):
     rows = rows_of([(33, 24, 128)], dtype, **spec)
-    assert [row.op for row in rows] == ["quantize_lora_down", "gemm_lora_up", "linear", "inv_rms", "qknorm_rope"]
+    linear = ["quantize_lora_down", "gemm_lora_up", "linear"]
+    assert [row.op for row in rows] == [*linear, "inv_rms", "rms_norm", "swiglu", "quantize_fp8", "qknorm_rope"]
     for row in rows:
         assert row.checked, (row.op, row.error, row.tolerance)
         assert len(row.timing.samples) == 2
         assert row.roofline is None
-    assert [row.baseline is not None for row in rows] == [False, True, True, False, False]
+    assert [row.baseline is not None for row in rows] == [False, True, True, *5 * [False]]
 
 
 def test_ops_without_a_weight_are_not_repeated():

@@ -12,6 +12,7 @@ import torch
 from omniw4.bench.cases import Case, Setting, linear_cases, rms_case, rope_case
 from omniw4.bench.ceilings import roofline_share
 from omniw4.bench.result import Ceiling, OnProgress, OpRow, Progress
+from omniw4.bench.row_cases import row_cases
 from omniw4.bench.timing import REPETITIONS, WARMUP, Timing, measure
 from omniw4.errors import UsageError
 
@@ -77,7 +78,7 @@ def bench_ops(
     repetitions: int = REPETITIONS,
     on_progress: OnProgress | None = None,
 ) -> list[OpRow]:
-    """Rows of all ops at all shapes; ``inv_rms`` once for each (M, K), ``qknorm_rope`` for each M."""
+    """Rows of all ops at all shapes; those of rows once for each (M, K), ``qknorm_rope`` for each M."""
     rows: list[OpRow] = []
     widths: set[tuple[int, int]] = set()
     tokens: set[int] = set()
@@ -86,7 +87,7 @@ def bench_ops(
         cases = linear_cases(replace(setting, copies=distinct_weights(setting.device, n, k)), m, n, k)
         if (m, k) not in widths:
             widths.add((m, k))
-            cases.append(rms_case(setting, m, k))
+            cases += [rms_case(setting, m, k), *row_cases(setting, m, k)]
         if m not in tokens:
             tokens.add(m)
             cases.append(rope_case(setting, m))
