@@ -337,9 +337,11 @@ py::list kernels() {
     return list;
 }
 
-std::vector<std::tuple<int, int, int>> integer_tiles() {
-    std::vector<std::tuple<int, int, int>> list;
-    for (const auto& tile : gemm::sm90a::integer::kCosts) list.emplace_back(tile.features, tile.tokens, tile.blocks);
+std::vector<std::tuple<int, int, int, int>> integer_tiles() {
+    std::vector<std::tuple<int, int, int, int>> list;
+    for (const auto& tile : gemm::sm90a::integer::kCosts) {
+        list.emplace_back(tile.features, tile.tokens, tile.blocks, tile.splits);
+    }
     return list;
 }
 

@@ -37,12 +37,21 @@ class Tile:
     features: int
     tokens: int
     blocks: int
+    splits: int
 
-    def waves(self, m: int, n: int, multiprocessors: int) -> tuple[int, float]:
-        """Whole waves of blocks, and the share of one that is left."""
+    @property
+    def name(self) -> str:
+        return f"{self.features}x{self.tokens}" + (f"x{self.splits}" if self.splits > 1 else "")
+
+    def waves(self, m: int, n: int, multiprocessors: int) -> tuple[int, float | None]:
+        """Whole waves of blocks, and how crowded multiprocessors are in the one that is left, from 0 to 1, if any."""
         tiles = -(-m // self.tokens) * -(-(-(-n // 128) * 128) // self.features)
         whole, rest = divmod(tiles, multiprocessors * self.blocks)
-        return whole, rest / (multiprocessors * self.blocks)
+        if rest == 0:
+            return whole, None
+        if self.blocks == 1:
+            return whole, rest / multiprocessors
+        return whole, (-(-rest // multiprocessors) - 1) / (self.blocks - 1)
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,12 @@ class Cost:
     stage_alone: float
 
     def time(self, tile: Tile, m: int, n: int, k: int, multiprocessors: int) -> float:
-        whole, share = tile.waves(m, n, multiprocessors)
+        whole, crowd = tile.waves(m, n, multiprocessors)
         stages = -(-k // 128)
-        last = self.wave + stages * (self.stage_alone + (self.stage - self.stage_alone) * share) if share else 0.0
-        return whole * (self.wave + stages * self.stage) + last
+        time = whole * (self.wave + stages * self.stage)
+        if crowd is not None:
+            time += self.wave + stages * (self.stage_alone + (self.stage - self.stage_alone) * crowd)
+        return time
 
 
 @dataclass(frozen=True)
@@ -73,9 +84,10 @@ def fit(tile: Tile, samples: list[Sample], multiprocessors: int) -> Cost:
     """Least squares of relative errors, no number below zero and no full stage cheaper than a lonely one."""
     rows, ones = [], []
     for s in samples:
-        whole, share = tile.waves(s.m, s.n, multiprocessors)
-        stages, last = -(-s.k // 128), 1 if share else 0
-        rows.append([(whole + last) / s.us, stages * (whole + share) / s.us, stages * (1 - share) * last / s.us])
+        whole, crowd = tile.waves(s.m, s.n, multiprocessors)
+        stages, last = -(-s.k // 128), 0 if crowd is None else 1
+        full = whole + (crowd or 0.0)
+        rows.append([(whole + last) / s.us, stages * full / s.us, stages * (whole + last - full) / s.us])
         ones.append(1.0)
     a, b = np.array(rows), np.array(ones)
     best, least = Cost(0.0, FEW, FEW), float("inf")
@@ -149,7 +161,7 @@ def measure(repetitions: int) -> dict[str, object]:
             times = bench.time(m, near, repetitions)
             samples += [Sample(number, m, n, k, us) for number, us in times.items()]
             best = min(near, key=lambda t: times[t.number])
-            shown = " ".join(f"{t.features}x{t.tokens}:{times[t.number]:.1f}" for t in near)
+            shown = " ".join(f"{t.name}:{times[t.number]:.1f}" for t in near)
             tops = 2 * m * n * k / times[best.number] * 1e-6
             print(f"{m:5d} {n:6d} {k:6d}  {best.features}x{best.tokens} {tops:5.0f} TOPS  {shown}", flush=True)
     return {
@@ -181,7 +193,7 @@ def regret(tiles: list[Tile], costs: dict[int, Cost], samples: list[Sample], mul
 
 def header(tiles: list[Tile], costs: dict[int, Cost], origin: str) -> str:
     rows = "\n".join(
-        f"    {{TileChoice::k{t.features}x{t.tokens}, {t.features}, {t.tokens}, {t.blocks}, "
+        f"    {{TileChoice::k{t.name}, {t.features}, {t.tokens}, {t.blocks}, {t.splits}, "
         f"{costs[t.number].wave:.3f}, {costs[t.number].stage:.4f}, {costs[t.number].stage_alone:.4f}}},"
         for t in tiles
     )
@@ -195,7 +207,7 @@ namespace omniw4::gemm::sm90a::integer {{
 // Microseconds: of a wave of blocks whatever K, of a stage with all multiprocessors at work, of a stage with few.
 struct TileCost {{
     TileChoice choice;
-    int features, tokens, blocks;
+    int features, tokens, blocks, splits;
     double wave, stage, stage_alone;
 }};
 // clang-format off

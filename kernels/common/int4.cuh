@@ -54,8 +54,8 @@ __device__ __forceinline__ float token_scale(float absmax, float factor) {
 }
 
 // The whole number of a group, as a float; 0 in an all-zero token. share = float(clip / 7).
-__device__ __forceinline__ float group_steps(float absmax, float token_scale, float share) {
-    const float steps = ceilf(__fmul_rn(__fmul_rn(absmax, __frcp_rn(token_scale)), share));
+__device__ __forceinline__ float group_steps(float absmax, float token_scale, float inverse, float share) {
+    const float steps = rintf(__fmul_rn(__fmul_rn(absmax, inverse), share));
     return token_scale == 0.0f ? 0.0f : fminf(fmaxf(steps, 1.0f), static_cast<float>(kIntegerScaleMax));
 }
 

@@ -21,6 +21,11 @@ struct Scalar<__half> {
     static __device__ __forceinline__ float2 unpack(uint32_t pair) {
         return __half22float2(*reinterpret_cast<const __half2*>(&pair));
     }
+    // Two products, each rounded once, as FP32 products rounded to this type are: those are exact.
+    static __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
+        const __half2 c = __hmul2_rn(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+        return *reinterpret_cast<const uint32_t*>(&c);
+    }
 };
 
 template <>
@@ -33,6 +38,11 @@ struct Scalar<__nv_bfloat16> {
     }
     static __device__ __forceinline__ float2 unpack(uint32_t pair) {
         return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+    }
+    static __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
+        const __nv_bfloat162 c =
+            __hmul2_rn(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+        return *reinterpret_cast<const uint32_t*>(&c);
     }
 };
 

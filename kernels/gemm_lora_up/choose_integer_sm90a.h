@@ -16,11 +16,14 @@ constexpr double estimate(const TileCost& tile, int64_t rows, int64_t padded_fea
         ((rows + tile.tokens - 1) / tile.tokens) * ((padded_features + tile.features - 1) / tile.features);
     const int64_t slots = static_cast<int64_t>(multiprocessors) * tile.blocks;
     const int64_t whole = tiles / slots, rest = tiles % slots;
-    const double share = static_cast<double>(rest) / static_cast<double>(slots);
     const double stages = (columns + 127) / 128;
-    const double last =
-        rest > 0 ? tile.wave + stages * (tile.stage_alone + (tile.stage - tile.stage_alone) * share) : 0;
-    return static_cast<double>(whole) * (tile.wave + stages * tile.stage) + last;
+    double time = static_cast<double>(whole) * (tile.wave + stages * tile.stage);
+    if (rest > 0) {
+        const double crowd = tile.blocks == 1 ? static_cast<double>(rest) / multiprocessors
+                                              : static_cast<double>((rest - 1) / multiprocessors) / (tile.blocks - 1);
+        time += tile.wave + stages * (tile.stage_alone + (tile.stage - tile.stage_alone) * crowd);
+    }
+    return time;
 }
 
 // The first in case of a tie. padded_features: N rounded up to 128.

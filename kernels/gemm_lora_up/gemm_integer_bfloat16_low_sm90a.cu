@@ -6,16 +6,18 @@ namespace omniw4::gemm {
 namespace {
 using T = __nv_bfloat16;
 using namespace sm90a::integer;
-const Registration kKernels[] = {entry<T, Tile64x16>(), entry<T, Tile64x32>(), entry<T, Tile64x64>(),
-                                 entry<T, Tile64x96>()};
+const Registration kKernels[] = {entry<T, Tile64x16x4>(), entry<T, Tile64x16x2>(), entry<T, Tile64x32x4>(),
+                                 entry<T, Tile64x32x2>(), entry<T, Tile64x64x2>(), entry<T, Tile64x96>()};
 }  // namespace
 
 Status launch_integer_bfloat16_low_sm90a(const GemmLoraUpParams& p, TileChoice tile, int multiprocessors,
                                          cudaStream_t stream) {
     switch (tile) {
-        case TileChoice::k64x16: return launch_tile<T, Tile64x16>(p, multiprocessors, stream);
-        case TileChoice::k64x32: return launch_tile<T, Tile64x32>(p, multiprocessors, stream);
-        case TileChoice::k64x64: return launch_tile<T, Tile64x64>(p, multiprocessors, stream);
+        case TileChoice::k64x16x4: return launch_tile<T, Tile64x16x4>(p, multiprocessors, stream);
+        case TileChoice::k64x16x2: return launch_tile<T, Tile64x16x2>(p, multiprocessors, stream);
+        case TileChoice::k64x32x4: return launch_tile<T, Tile64x32x4>(p, multiprocessors, stream);
+        case TileChoice::k64x32x2: return launch_tile<T, Tile64x32x2>(p, multiprocessors, stream);
+        case TileChoice::k64x64x2: return launch_tile<T, Tile64x64x2>(p, multiprocessors, stream);
         case TileChoice::k64x96: return launch_tile<T, Tile64x96>(p, multiprocessors, stream);
         default: return Status::kUnsupported;
     }

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
         for (int i = 0; i < Plan::kStages; ++i) {
             ptx::mbarrier_init(base + i * Plan::kStageBytes + Plan::kFull, 1);
-            ptx::mbarrier_init(base + i * Plan::kStageBytes + Plan::kEmpty, Tile::kWarpgroups * 4);
+            ptx::mbarrier_init(base + i * Plan::kStageBytes + Plan::kEmpty, Tile::kRowGroups * 4);
         }
         ptx::mbarrier_init_fence();
     }
@@ -44,9 +44,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     } else {
         ptx::setmaxnreg_increase<Tile::kConsumerRegisters>();
         ptx::pdl_wait();
-        const int warpgroup = Consumer::warpgroup();
-        const uint32_t slices = base + Plan::kStages * Plan::kStageBytes + warpgroup * 2 * Plan::kSliceBytes;
-        Consumer consumer{p, {p}, {base}, {p, 1 + warpgroup, slices}};
+        const int row_group = Consumer::row_group();
+        const uint32_t tail = base + Plan::kStages * Plan::kStageBytes;
+        const uint32_t slices = tail + row_group * 2 * Plan::kSliceBytes;
+        Consumer consumer{p, {p}, {base}, {p, 1 + row_group, slices}, tail + Plan::kSums};
         consumer.run();
     }
 }

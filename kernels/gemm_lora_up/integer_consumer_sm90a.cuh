@@ -1,4 +1,5 @@
-// A consumer warpgroup of the GEMM with integer group scales: 64 features (or 128) of the tile by all its tokens.
+// A consumer warpgroup of the GEMM with integer group scales: 64 features (or 128) of the tile by all its tokens, and
+// every kSplits-th stage of K.
 //
 // The small integer of a group is multiplied into the weights while they widen, so the sums stay int32 over all of K:
 // nothing is scaled before the end, and nothing depends on the order of K. One stage's products are under way while the
@@ -30,8 +31,11 @@ struct Consumer {
     const Problem<Tile> problem;
     Ring<Plan> ring;
     Output output;
+    uint32_t handover;  // where splits leave their sums
 
-    static __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
+    static constexpr int kSplits = Tile::kSplits;
+    static __device__ __forceinline__ int row_group() { return threadIdx.x / 128 / kSplits; }
+    static __device__ __forceinline__ int split() { return threadIdx.x / 128 % kSplits; }
     static __device__ __forceinline__ int thread() { return threadIdx.x % 128; }
 
     __device__ __forceinline__ void release(uint32_t stage) const {
@@ -40,7 +44,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void widen(uint32_t stage, int first_group, Weights& a) const {
-        const uint32_t blocks = stage + Plan::kWeights + (warpgroup() * kRowBlocks * 2 + first_group) * kBlockBytes;
+        const uint32_t blocks = stage + Plan::kWeights + (row_group() * kRowBlocks * 2 + first_group) * kBlockBytes;
         uint32_t word[kRowBlocks][kUnit][4], scales[kRowBlocks][kUnit];
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
@@ -97,13 +101,25 @@ struct Consumer {
             for (int i = 0; i < Tile::kTokens / 2; ++i) sums[r][i] = 0;
         }
         pin(sums);
+        const int stages = problem.stages();
+        int left = (stages - split() + kSplits - 1) / kSplits;  // of this warpgroup's
+        if (left <= 0) {
+            ring.skip(stages);
+            return;
+        }
+        const int behind = (stages - split() - 1) % kSplits;  // stages after its last
         Weights even, odd;
+        ring.skip(split());
         uint32_t current = ring.next_full();
-        int left = problem.stages() - 1;
+        --left;
         issue(current, 0, even, sums);
+        const auto next_stage = [&] {
+            ring.skip(kSplits - 1);
+            return ring.next_full();
+        };
         if constexpr (kUnit == 2) {
             const auto next = [&](Weights& a) {
-                const uint32_t stage = ring.next_full();
+                const uint32_t stage = next_stage();
                 issue(stage, 0, a, sums);
                 ptx::wgmma_wait<1>();
                 release(current);
@@ -119,7 +135,7 @@ struct Consumer {
             issue(current, 1, odd, sums);
 #pragma unroll 1
             for (; left > 0; --left) {
-                const uint32_t stage = ring.next_full();
+                const uint32_t stage = next_stage();
                 ptx::wgmma_wait<1>();
                 issue(stage, 0, even, sums);
                 ptx::wgmma_wait<1>();
@@ -131,6 +147,36 @@ struct Consumer {
         ptx::wgmma_wait<0>();
         pin(sums);
         release(current);
+        ring.skip(behind);
+    }
+
+    // Adds the splits' sums, exactly, in those of the first; the others' are of no use after this.
+    __device__ __forceinline__ void add_splits(Sums& sums) const {
+        if constexpr (kSplits == 1) return;
+        const uint32_t place = handover + row_group() * (kSplits - 1) * Plan::kSumBytes + thread() * 4;
+        const auto each = [&](uint32_t from, auto&& f) {
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+                for (int i = 0; i < Tile::kTokens / 2; ++i) {
+                    f(from + (r * (Tile::kTokens / 2) + i) * 512, sums[r][i]);
+                }
+            }
+        };
+        const int barrier = 1 + Tile::kRowGroups + row_group();
+        if (split() > 0) {
+            each(place + (split() - 1) * Plan::kSumBytes,
+                 [](uint32_t to, int32_t& sum) { ptx::st_shared_b32(to, sum); });
+        }
+        ptx::bar_sync(barrier, kSplits * 128);
+        if (split() == 0) {
+#pragma unroll
+            for (int other = 0; other < kSplits - 1; ++other) {
+                each(place + other * Plan::kSumBytes,
+                     [](uint32_t from, int32_t& sum) { sum += static_cast<int32_t>(ptx::ld_shared_b32(from)); });
+            }
+        }
+        ptx::bar_sync(barrier, kSplits * 128);
     }
 
     // acc = sum * row scale * token scale.
@@ -139,7 +185,7 @@ struct Consumer {
         float row_scale[kRowBlocks][2];
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
-            const int row = (warpgroup() * kRowBlocks + r) * 64 + Output::warp() * 16 + lane.g;
+            const int row = (row_group() * kRowBlocks + r) * 64 + Output::warp() * 16 + lane.g;
 #pragma unroll
             for (int high = 0; high < 2; ++high) {
                 row_scale[r][high] = ptx::ld_shared_f32(stage + Plan::kRowScales + (row + high * 8) * 4);
@@ -162,13 +208,13 @@ struct Consumer {
 
     __device__ __forceinline__ void add_low_rank(uint32_t stage, int tile_feature,
                                                  typename Output::Accumulators& acc) const {
-        const int first = problem.segment(tile_feature), feature = tile_feature + warpgroup() * kRowBlocks * 64;
+        const int first = problem.segment(tile_feature), feature = tile_feature + row_group() * kRowBlocks * 64;
         uint32_t lora_act[kRowBlocks];
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
             lora_act[r] = stage + Plan::kLoraAct + (problem.segment(feature + r * 64) - first) * Plan::kSegmentBytes;
         }
-        const uint32_t proj_up = stage + Plan::kProjUp + warpgroup() * kRowBlocks * 64 * kLowRankRowBytes;
+        const uint32_t proj_up = stage + Plan::kProjUp + row_group() * kRowBlocks * 64 * kLowRankRowBytes;
         Output::add_low_rank(proj_up, lora_act, acc);
     }
 
@@ -177,6 +223,11 @@ struct Consumer {
             const int tile_feature = problem.first_feature(tile);
             Sums sums;
             multiply(sums);
+            add_splits(sums);
+            if (split() > 0) {
+                ring.skip(problem.last_stages());
+                continue;
+            }
             typename Output::Accumulators acc;
             uint32_t stage = ring.next_full();
             scale(stage, sums, acc);
@@ -187,7 +238,7 @@ struct Consumer {
                 release(stage);
             }
             if (problem.rank_steps() == 0) release(stage);
-            const int feature = tile_feature + warpgroup() * kRowBlocks * 64;
+            const int feature = tile_feature + row_group() * kRowBlocks * 64;
             output.add_bias(feature, acc);
             output.store(problem.first_token(tile), feature, acc);
         }

@@ -13,7 +13,7 @@ constexpr int kSegments = 4;                   // runs of features with low-rank
 // the first step, the scales.
 template <class Tile>
 struct Plan {
-    static constexpr int kRowBlocks = Tile::kWarpgroups * Tile::kRowBlocks;
+    static constexpr int kRowBlocks = Tile::kRowGroups * Tile::kRowBlocks;
 
     static constexpr int kTokens = 0;                                         // [tokens][128] int8, swizzled
     static constexpr int kWeights = kTokens + Tile::kTokens * kStageColumns;  // [row block][group][kBlockBytes]
@@ -31,15 +31,17 @@ struct Plan {
     static constexpr int kFull = kStageBytes - 16;                        // barriers sit at the end of their stage
     static constexpr int kEmpty = kStageBytes - 8;
 
-    // Output passes through slices of 16 tokens, two for each consumer.
+    // Output passes through slices of 16 tokens, two for each row group. Behind them, sums that splits hand over.
     static constexpr int kSliceBytes = 16 * Tile::kRowBlocks * 64 * 4;
-    static constexpr int kSlices = 2 * Tile::kWarpgroups * kSliceBytes;
+    static constexpr int kSumBytes = Tile::kRowBlocks * 64 * Tile::kTokens * 4;  // of one warpgroup
+    static constexpr int kSums = 2 * Tile::kRowGroups * kSliceBytes;
+    static constexpr int kTail = kSums + Tile::kRowGroups * (Tile::kSplits - 1) * kSumBytes;
 
     // A block has its share of the multiprocessor's 228 KiB, less what the driver keeps, less 1024 to align the stages.
-    static constexpr int kRoom = 228 * 1024 / Tile::kBlocks / 128 * 128 - 1024 - 1024 - kSlices;
-    static constexpr int kStages = kRoom / kStageBytes < 12 ? kRoom / kStageBytes : 12;
-    static constexpr int kBytes = 1024 + kStages * kStageBytes + kSlices;
-    static_assert(kStages >= 3);  // consumers hold two at once
+    static constexpr int kRoom = 228 * 1024 / Tile::kBlocks / 128 * 128 - 1024 - 1024 - kTail;
+    static constexpr int kStages = kRoom / kStageBytes < 16 ? kRoom / kStageBytes : 16;
+    static constexpr int kBytes = 1024 + kStages * kStageBytes + kTail;
+    static_assert(kStages >= 2 * Tile::kSplits + 1);  // consumers hold two at once
 };
 
 // Tiles are counted along the tokens first: neighbours share weights in L2. The last tile of features may be cut short.

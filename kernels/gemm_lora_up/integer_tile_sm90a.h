@@ -5,55 +5,61 @@
 
 namespace omniw4::gemm::sm90a::integer {
 
-// `warpgroups` consumers of `row_blocks` times 64 output features, by `tokens` tokens; `blocks` of them share a
-// multiprocessor. Low tiles for few rows spread a small problem over many multiprocessors, large ones move fewer bytes
-// for each product.
-template <int warpgroups, int row_blocks, int tokens, int blocks>
+// `row_groups` times `row_blocks` times 64 output features, by `tokens` tokens. Each row group has `splits` consumer
+// warpgroups, which share out K and add up their sums at the end; `blocks` blocks share a multiprocessor. Low tiles for
+// few rows spread a small problem over many multiprocessors, and splits hide how long a stage takes one warpgroup; large
+// tiles move fewer bytes for each product.
+template <int row_groups, int row_blocks, int tokens, int blocks, int splits>
 struct Tile {
-    static constexpr int kWarpgroups = warpgroups, kRowBlocks = row_blocks, kTokens = tokens, kBlocks = blocks;
-    static constexpr int kFeatures = warpgroups * row_blocks * 64;
-    static constexpr int kThreads = (warpgroups + 1) * 128;  // and a producer
+    static constexpr int kRowGroups = row_groups, kRowBlocks = row_blocks, kTokens = tokens, kBlocks = blocks;
+    static constexpr int kSplits = splits, kWarpgroups = row_groups * splits;
+    static constexpr int kFeatures = row_groups * row_blocks * 64;
+    static constexpr int kThreads = (kWarpgroups + 1) * 128;  // and a producer
 
     // Registers a thread once the producer has given up what it does not need. A block has what it was launched with,
     // the launch bounds' share rounded down to a multiple of 8, and no more: a warpgroup that asks for more waits for
     // ever.
     static constexpr int kLaunchRegisters = 65536 / (blocks * kThreads) / 8 * 8;
     static constexpr int kProducerRegisters = 24;
-    static constexpr int kShare = ((warpgroups + 1) * kLaunchRegisters - kProducerRegisters) / warpgroups / 8 * 8;
+    static constexpr int kShare = ((kWarpgroups + 1) * kLaunchRegisters - kProducerRegisters) / kWarpgroups / 8 * 8;
     static constexpr int kConsumerRegisters = kShare < 240 ? kShare : 240;
-    static_assert(kProducerRegisters + warpgroups * kConsumerRegisters <= (warpgroups + 1) * kLaunchRegisters);
+    static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <= (kWarpgroups + 1) * kLaunchRegisters);
 
     // Groups whose products are issued as one: two where there is room for two such sets of widened weights.
     static constexpr int kUnit = kConsumerRegisters - row_blocks * (tokens / 2 + 32) >= 72 ? 2 : 1;
     static_assert(tokens % 16 == 0 && tokens >= 16 && tokens <= 256);
 };
 
-using Tile64x16 = Tile<1, 1, 16, 3>;
-using Tile64x32 = Tile<1, 1, 32, 3>;
-using Tile64x64 = Tile<1, 1, 64, 3>;
-using Tile64x96 = Tile<1, 1, 96, 2>;
-using Tile128x48 = Tile<2, 1, 48, 2>;
-using Tile128x64 = Tile<2, 1, 64, 2>;
-using Tile128x96 = Tile<2, 1, 96, 1>;
-using Tile128x128 = Tile<2, 1, 128, 1>;
-using Tile192x128 = Tile<3, 1, 128, 1>;
-using Tile192x176 = Tile<3, 1, 176, 1>;
-using Tile256x128 = Tile<2, 2, 128, 1>;
+using Tile64x16x4 = Tile<1, 1, 16, 1, 4>;
+using Tile64x16x2 = Tile<1, 1, 16, 2, 2>;
+using Tile64x32x4 = Tile<1, 1, 32, 1, 4>;
+using Tile64x32x2 = Tile<1, 1, 32, 2, 2>;
+using Tile64x64x2 = Tile<1, 1, 64, 2, 2>;
+using Tile64x96 = Tile<1, 1, 96, 2, 1>;
+using Tile128x48x2 = Tile<2, 1, 48, 1, 2>;
+using Tile128x64x2 = Tile<2, 1, 64, 1, 2>;
+using Tile128x96x2 = Tile<2, 1, 96, 1, 2>;
+using Tile128x128 = Tile<2, 1, 128, 1, 1>;
+using Tile192x128 = Tile<3, 1, 128, 1, 1>;
+using Tile192x176 = Tile<3, 1, 176, 1, 1>;
+using Tile256x128 = Tile<2, 2, 128, 1, 1>;
 
 enum class TileChoice : int32_t {
     kAuto = 0,
-    k64x16,
-    k64x32,
-    k64x64,
+    k64x16x4,
+    k64x16x2,
+    k64x32x4,
+    k64x32x2,
+    k64x64x2,
     k64x96,
-    k128x48,
-    k128x64,
-    k128x96,
+    k128x48x2,
+    k128x64x2,
+    k128x96x2,
     k128x128,
     k192x128,
     k192x176,
     k256x128,
 };
-constexpr int kTileChoices = 11;
+constexpr int kTileChoices = 13;
 
 }  // namespace omniw4::gemm::sm90a::integer

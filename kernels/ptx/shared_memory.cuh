@@ -40,12 +40,12 @@ __device__ __forceinline__ void ld_shared_v4_f32(float (&d)[4], uint32_t address
                  : "r"(address));
 }
 
-__device__ __forceinline__ void st_shared_f32(uint32_t address, float value) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-
 __device__ __forceinline__ void st_shared_b32(uint32_t address, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_f32(uint32_t address, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
 __device__ __forceinline__ void st_shared_v4_b32(uint32_t address, const uint4& value) {

@@ -19,12 +19,15 @@ __device__ __forceinline__ void transform_row(const QuantizeLoraDownParams& p, i
         const T* weight = static_cast<const T*>(p.norm_weight) + column;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            float w[8];
-            unpack8<T>(*reinterpret_cast<const uint4*>(weight + h * 32), w);
+            const uint4 raw = *reinterpret_cast<const uint4*>(weight + h * 32);
+            const uint32_t w[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float n = round_to<T>(__fmul_rn(v[8 * h + j], inv_rms));
-                v[8 * h + j] = round_to<T>(__fmul_rn(n, w[j]));
+            for (int j = 0; j < 4; ++j) {
+                float* const u = v + 8 * h + 2 * j;
+                const uint32_t n = Scalar<T>::pack(__fmul_rn(u[0], inv_rms), __fmul_rn(u[1], inv_rms));
+                const float2 scaled = Scalar<T>::unpack(Scalar<T>::multiply(n, w[j]));
+                u[0] = scaled.x;
+                u[1] = scaled.y;
             }
         }
     }

@@ -46,8 +46,7 @@ def test_one_graph_of_the_whole_backbone(dtype: torch.dtype) -> None:
     swapped = [module for module in model.modules() if isinstance(module, W4A4Linear)]
     assert len(swapped) == 196
     for module in swapped:
-        module.prepare(dtype=dtype)
-        assert module.layout == LAYOUT
+        module.prepare(LAYOUT, dtype=dtype)
 
     # Given as a 4-D mask, as OmniVoice does: without one, transformers builds another mask under capture than outside
     # (and torch then takes another attention kernel). Two rows of a batch, the second shorter.

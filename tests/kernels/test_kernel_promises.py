@@ -21,8 +21,7 @@ pytestmark = pytest.mark.gpu
 
 def module(n: int = 1024, k: int = 1024, rank: int = 16, dtype: torch.dtype = torch.float16) -> W4A4Linear:
     linear = W4A4Linear.from_quantized(make_linear(n, k, rank, smooth=True, dtype=dtype)).to(DEVICE)
-    linear.prepare(dtype=dtype)
-    assert linear.layout == LAYOUT
+    linear.prepare(LAYOUT, dtype=dtype)
     return linear
 
 
@@ -146,6 +145,5 @@ def test_the_golden_linear(rotation: str, smooth: int) -> None:
     assert_same(codes, golden[f"{case}.qact"], "codes")
     assert_same(scales, golden[f"{case}.a_scales"], "scales")
     module = W4A4Linear.from_quantized(linear)
-    module.prepare()
-    assert module.layout == LAYOUT
+    module.prepare(LAYOUT)
     assert relative_error(module(golden["x"]), golden[f"{case}.y"]) < 1e-3

@@ -28,9 +28,10 @@ pytestmark = [
 @cache
 def kernels() -> dict[str, int]:
     """Threads a block of every kernel of the family, by name."""
-    listed = [k for k in extension.module().kernels() if "sm90a::" in k["name"]]
+    listed = [k for k in extension.module().kernels() if "gemm::sm90a::" in k["name"]]
     found = {ptxas_report.short_name(k["name"]): k["threads"] for k in listed}
-    assert len(found) == 60, "2 widths, 3 epilogues, 2 dtypes, 5 tiles"
+    tiles = extension.module().integer_tiles()
+    assert len(found) == 60 + 2 * len(tiles), "2 widths, 3 epilogues, 2 dtypes, 5 tiles; integer scales: 2 dtypes"
     return found
 
 
