@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from omniw4.bench.environment import Environment
+from omniw4.bench.linear_rows import Contest, QuantizerRow, summary
 from omniw4.bench.omnivoice_rows import OmniVoiceRow
 from omniw4.bench.timing import Timing
 
@@ -142,7 +143,7 @@ class ProcessRow:
         return asdict(self)
 
 
-PARTS = ("ops", "model", "quantize", "backbone", "omnivoice")
+PARTS = ("ops", "model", "quantize", "backbone", "omnivoice", "linear", "quantizer")
 
 
 @dataclass
@@ -158,12 +159,15 @@ class BenchResult:
     quantize: list[ProcessRow] = field(default_factory=list)
     backbone: list[BackboneRow] = field(default_factory=list)
     omnivoice: list[OmniVoiceRow] = field(default_factory=list)
+    linear: list[Contest] = field(default_factory=list)
+    quantizer: list[QuantizerRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what must be said wherever a number of this run is printed
 
     @property
     def passed(self) -> bool:
         """No output was found wrong before timing."""
         checked = [row.checked for row in self.ops] + [row.checked for row in self.model]
+        checked += [row.checked for row in self.linear]
         return all(checked + [row.checked for row in self.backbone] + [row.checked for row in self.omnivoice])
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,6 +178,7 @@ class BenchResult:
             "path": self.path,
             "ceiling": asdict(self.ceiling) if self.ceiling else None,
             "notes": self.notes,
+            "summary": summary(self.linear),
             **{part: [row.to_dict() for row in getattr(self, part)] for part in PARTS},
         }
 

@@ -13,6 +13,8 @@ from omniw4 import ops
 from omniw4.bench.backbone import ALL, TOKENS, bench_backbone
 from omniw4.bench.cases import Setting
 from omniw4.bench.ceilings import measure_ceiling
+from omniw4.bench.contest import TOKENS as CONTEST_TOKENS
+from omniw4.bench.contest import contest, quantizer_rows
 from omniw4.bench.environment import environment
 from omniw4.bench.linear import BACKBONE, Shape, bench_ops, default_shapes
 from omniw4.bench.model import CPU_PREFILL, GPU_PREFILL, Prefill, bench_model
@@ -28,7 +30,7 @@ from omniw4.runtime.linear import W4A4Linear
 from omniw4.runtime.load import load
 from omniw4.tensors import LinearSpec
 
-WHAT = ("ops", "model", "quantize", "backbone", "omnivoice")
+WHAT = ("ops", "model", "quantize", "backbone", "omnivoice", "linear")
 CPU_REPETITIONS, CPU_WARMUP = 5, 1
 _ON_CPU = "on a CPU: the references in plain torch are timed, not kernels; these numbers say nothing about a GPU"
 _RANDOM = "omnivoice: random weights of the real size, 32 steps; RTF is generate() from text and reference to waveform"
@@ -116,6 +118,13 @@ def run(
             target, run_dtype, engines=engines or ALL, tokens=tokens or TOKENS, layout=asked_layout,
             warmup=warmup, repetitions=repetitions, on_progress=on_progress,
         )  # fmt: skip
+    if "linear" in what:
+        result.ceiling = result.ceiling or measure_ceiling(target)
+        result.linear = contest(
+            target, dtype=run_dtype, ceiling=result.ceiling, tokens=tokens or CONTEST_TOKENS, warmup=warmup,
+            repetitions=repetitions, on_progress=on_progress,
+        )  # fmt: skip
+        result.quantizer = quantizer_rows(target, warmup, repetitions)
     if "omnivoice" in what:
         named = None if "backbone" in what else engines  # whose engines have other names
         result.omnivoice = _bench_omnivoice(target, named, repetitions, on_progress)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omniw4.cli import options
+from omniw4.cli.linear_report import linear_tables
 from omniw4.cli.omnivoice_report import omnivoice_tables
 from omniw4.cli.output import clock, figure, size, table
 from omniw4.errors import VerdictError
@@ -29,7 +30,7 @@ def command(
         typer.Option(
             "--what",
             metavar="PART",
-            help="ops, model, quantize, backbone, omnivoice; default: ops, and model with --model.",
+            help="ops, model, quantize, backbone, omnivoice, linear; default: ops, and model with --model.",
         ),
     ] = None,
     shapes: Annotated[str | None, typer.Option("--shapes", metavar="MxNxK,...", help="Shapes of the ops.")] = None,
@@ -45,7 +46,8 @@ def command(
         ),
     ] = None,
     tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="P,...", help="Tokens of a step of --what backbone.")
+        str | None,
+        typer.Option("--tokens", metavar="P,...", help="Tokens of a step of --what backbone, of a product of linear."),
     ] = None,
     layout: Annotated[
         str | None,
@@ -102,6 +104,7 @@ def command(
     if not result.passed:
         wrong = [f"{row.op} {row.m}×{row.n}×{row.k}" for row in result.ops if not row.checked]
         wrong += [f"model {row.batch}×{row.seq_len}" for row in result.model if not row.checked]
+        wrong += [f"{row.name}, M {row.m}" for row in result.linear if not row.checked]
         wrong += [f"backbone {row.engine} at P={row.tokens}" for row in result.backbone if not row.checked]
         wrong += [f"omnivoice {row.engine}, batch {row.batch}" for row in result.omnivoice if not row.checked]
         raise VerdictError(
@@ -131,6 +134,8 @@ def report(result: BenchResult) -> str:
         parts.append(table(("verb", "time", "CPU", "peak memory"), costs))
     if result.backbone:
         parts.append(_backbone_table(result))
+    if result.linear:
+        parts += linear_tables(result)
     if result.omnivoice:
         parts += omnivoice_tables(result.omnivoice)
     return "\n\n".join(parts)
