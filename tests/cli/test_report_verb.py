@@ -24,7 +24,8 @@ def page(run: Run, checkpoint: Path, qwen3: Path, tmp_path_factory: pytest.TempP
     folder = shutil.copytree(checkpoint, work / "w4a4")
     verbs: dict[str, tuple[Any, ...]] = {
         "verify": ("verify", folder, "--model", qwen3, "--windows", 1, "--seq-len", 64),
-        "bench": ("bench", folder, "--model", qwen3, "--shapes", f"3x64x{HIDDEN}", "--prefill", "1x8", "--repetitions", 2),
+        "bench": ("bench", folder, "--model", qwen3, "--shapes", f"3x64x{HIDDEN}", "--prefill", "1x8",
+                  "--repetitions", 2),
         "profile": ("profile", qwen3, "--checkpoint", folder, "--engine", "hf,swapped", "--tokens", 16, "--steps", 1,
                     "--repetitions", 2, "--out", work / "profile"),
         "roofline": ("roofline", folder, "--gpu", "L4", "--tokens", 64),
