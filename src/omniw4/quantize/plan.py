@@ -132,7 +132,7 @@ class Plan:
         return batches
 
     def peak_bytes(self, group_of: Callable[[str], str] | None = None, limit: int = 0) -> int:
-        """Working memory of the largest batch, the model itself left out; an estimate from above."""
+        """Working memory of the largest batch, the model itself left out."""
         batches = self.batches(group_of, limit)
         return max((len(batch) * _working_bytes(batch[0], self.needs_stats) for batch in batches), default=0)
 
@@ -158,17 +158,31 @@ class Plan:
         }
 
 
-# FP32 copies of a group's weights alive at once: the target, its stack, GPTQ's working copy and codes, the grid
-# search's candidate, residual and product of the low-rank branch, and the best iterate's int8 codes.
-_BYTES_A_WEIGHT = 36
-# Two FP32 Hessians as read, two FP32 ones transformed, FP64: transformed, damped, factor and its inverse.
-_BYTES_A_HESSIAN_ENTRY = 56
+@dataclass(frozen=True)
+class _Bytes:
+    """Bytes alive in one phase of quantizing a group, for each of the things that have a size."""
+
+    weight: int = 0  # a weight of the group
+    one: int = 0  # a weight of its largest linear
+    hessian: int = 0  # an entry of [K, K]
+    gram: int = 0  # an entry of the smaller Gram matrix of the largest linear, [min(N, K), min(N, K)]
+
+
+# Counted in the code, and held to measurements by tests/reliability/test_memory.py.
+_FACTOR = _Bytes(weight=4, hessian=64)  # Hessians as read, and transformed; FP64: damped, reversed, factor, inverse
+_COLUMNS = _Bytes(weight=27, hessian=24)  # target, stack, GPTQ's copy, codes, errors, candidates of the grid search
+_BRANCH = _Bytes(weight=10, one=22, hessian=24, gram=26)  # residual in FP64, its Gram matrix and LAPACK's workspace
+_NEAREST = _Bytes(weight=24)
+_NEAREST_BRANCH = _Bytes(weight=4, one=16, gram=26)
 
 
 def _working_bytes(group: Sequence[PlanEntry], with_stats: bool) -> int:
-    k = group[0].in_features
-    weights = sum(entry.weights for entry in group)
-    return weights * _BYTES_A_WEIGHT + (k * k * _BYTES_A_HESSIAN_ENTRY if with_stats else 0)
+    phases = [_FACTOR, _COLUMNS] if with_stats else [_NEAREST]
+    if any(entry.spec is not None and entry.spec.rank for entry in group):
+        phases.append(_BRANCH if with_stats else _NEAREST_BRANCH)
+    k, weights = group[0].in_features, sum(entry.weights for entry in group)
+    one, gram = max(e.weights for e in group), max(min(e.out_features, k) ** 2 for e in group)
+    return max(p.weight * weights + p.one * one + p.hessian * k * k + p.gram * gram for p in phases)
 
 
 def make_plan(
