@@ -25,18 +25,16 @@ using Tile128x128 = Tile<2, 1, 128>;
 enum class TileChoice : int32_t { kAuto = 0, k64x16, k64x32, k128x64, k256x64, k128x128 };
 
 // Time of a whole tile for one group of K, in arbitrary units, on multiprocessors that are full: the more a tile holds,
-// the less a product costs. Estimates after the experiments of docs/hopper.md, to be replaced by measurements. `tested`:
-// its tests have passed on a GPU; the others run when asked for by number.
+// the less a product costs. Estimates after the experiments of docs/hopper.md, to be replaced by measurements.
 struct TileCost {
     TileChoice choice;
     int features, tokens, blocks;
     double cost;
-    bool tested;
 };
 constexpr TileCost kCosts[] = {
-    {TileChoice::k64x16, 64, 16, 2, 0.22, true},      {TileChoice::k64x32, 64, 32, 2, 0.30, true},
-    {TileChoice::k128x64, 128, 64, 1, 0.62, false},   {TileChoice::k256x64, 256, 64, 1, 1.06, false},
-    {TileChoice::k128x128, 128, 128, 1, 1.10, false},
+    {TileChoice::k64x16, 64, 16, 2, 0.22},     {TileChoice::k64x32, 64, 32, 2, 0.30},
+    {TileChoice::k128x64, 128, 64, 1, 0.62},   {TileChoice::k256x64, 256, 64, 1, 1.06},
+    {TileChoice::k128x128, 128, 128, 1, 1.10},
 };
 
 // The tile whose waves of blocks cost least; the first in case of a tie. Every tile gives the same bits.
@@ -45,7 +43,7 @@ inline TileChoice choose_tile(int64_t rows, int64_t padded_features, int multipr
     TileChoice best = TileChoice::kAuto;
     double least = 0;
     for (const TileCost& tile : kCosts) {
-        if (!tile.tested || padded_features % tile.features != 0) continue;
+        if (padded_features % tile.features != 0) continue;
         const int64_t tiles = (rows + tile.tokens - 1) / tile.tokens * (padded_features / tile.features);
         const int64_t slots = static_cast<int64_t>(multiprocessors) * tile.blocks;
         const double cost = static_cast<double>((tiles + slots - 1) / slots) * tile.cost;
