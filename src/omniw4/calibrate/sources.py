@@ -97,9 +97,9 @@ def read_hidden(path: str | Path, *, strict: bool = False) -> HiddenSource:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys() if name in _SHAPES}  # noqa: SIM118
     except (SafetensorError, OSError) as e:
-        found = path.stat().st_size
         raise DatasetError(
-            f"source {path.name!r} is damaged ({found} bytes found): {e}", hint="copy it, or capture it, again"
+            f"source {path.name!r} is damaged ({path.stat().st_size} bytes found): {e}",
+            hint="copy it, or capture it, again",
         ) from e
     hidden, mask, attention = _checked(tensors, metadata, path.name)
     counted = int(mask.sum())
