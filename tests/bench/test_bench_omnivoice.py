@@ -53,6 +53,7 @@ def test_engines_are_compared_in_one_run() -> None:
     assert package.speedup == 1.0
     assert ours.speedup == pytest.approx(package.mean_rtf / ours.mean_rtf)
     assert ours.start_up["backend"] == "reference"
+    assert ours.step_ms == pytest.approx(sum(s.decoding_median for s in ours.samples) * 1e3 / 2 / 2)
     refused = found["fp16", 1]
     if not refused.samples:
         assert "fp16" in refused.note

@@ -176,6 +176,18 @@ def test_a_model_that_changed_dtype_falls_back_with_one_warning(model: Any) -> N
         model.float()
 
 
+def test_released_linears_are_not_missed_by_the_engine() -> None:
+    model = lively_model()
+    wanted = decode(model, ITEMS, **GREEDY)
+    accelerate(model, release=True)
+    for got, codes in zip(decode(model, ITEMS, **GREEDY), wanted, strict=True):
+        assert_same(got, codes, "codes")
+    assert all(p.is_meta for p in model.llm.layers.parameters() if p.dim() == 2)
+    model.double()
+    with pytest.raises(UsageError, match="the model has become torch"):
+        decode(model, ITEMS, **GREEDY)
+
+
 def test_a_setting_of_a_newer_package_falls_back(model: Any) -> None:
     from dataclasses import dataclass
 

@@ -9,6 +9,7 @@ tokenizing, the codec and copies are in it.
 from __future__ import annotations
 
 import copy
+import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -95,14 +96,29 @@ def bench_omnivoice(
     rows: list[OmniVoiceRow] = []
     for done, engine in enumerate(engines, start=1):
         try:
-            with _running(model, engine) as (host, report):
-                for batch in batches:
-                    rows.append(_row(call, host, engine, batch, requests, repetitions, report, rows))
+            _add_rows(rows, call, model, engine, batches, requests, repetitions)
         except UsageError as e:
             rows += [OmniVoiceRow(engine, batch, [], note=e.message) for batch in batches]
+        gc.collect()  # so that the next engine's memory is its own
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         if on_progress is not None:
             on_progress(Progress("omnivoice", done, len(engines), engine))
     return rows
+
+
+def _add_rows(
+    rows: list[OmniVoiceRow],
+    call: _Call,
+    model: Any,
+    engine: str,
+    batches: Sequence[int],
+    requests: Sequence[Request],
+    repetitions: int,
+) -> None:
+    with _running(model, engine) as (host, report):
+        for batch in batches:
+            rows.append(_row(call, host, engine, batch, requests, repetitions, report, rows))
 
 
 class _Call:
@@ -202,7 +218,7 @@ def _row(
             checked = checked and all(_sound(waves, seconds, host.sampling_rate) for *_, waves in runs)
             name = group[0].name if batch == 1 else f"batch of {len(group)}"
             samples.append(Sample(name, sum(seconds), tuple(r[0] for r in runs), tuple(r[1] for r in runs)))
-    row = OmniVoiceRow(engine, batch, samples, checked=checked, start_up=report)
+    row = OmniVoiceRow(engine, batch, samples, num_step=call.num_step, checked=checked, start_up=report)
     row.memory_bytes = torch.cuda.max_memory_allocated(call.device) if on_gpu else None
     row.note = next(
         (str(w.message) for w in caught if "omniw4" in str(w.message) or "uncaptured" in str(w.message)), ""

@@ -44,6 +44,7 @@ class OmniVoiceRow:
     engine: str  # "package", or a back end of the accelerated one
     batch: int
     samples: list[Sample]
+    num_step: int = 0
     speedup: float | None = None  # the package's mean RTF at this batch size over this one
     checked: bool = True  # every waveform finite and of the length asked for
     memory_bytes: int | None = None  # allocated on the device while it ran, at most
@@ -57,7 +58,14 @@ class OmniVoiceRow:
             return None
         return sum(s.median for s in self.samples) / sum(s.audio_seconds for s in self.samples)
 
+    @property
+    def step_ms(self) -> float | None:
+        """Milliseconds a step of decoding, mean over samples, what precedes and follows the steps included."""
+        if not self.samples or not self.num_step:
+            return None
+        return sum(s.decoding_median for s in self.samples) / len(self.samples) / self.num_step * 1e3
+
     def to_dict(self) -> dict[str, Any]:
         plain = {k: v for k, v in vars(self).items() if k != "samples"}
         samples = [sample.to_dict() for sample in self.samples]
-        return {**plain, "mean_rtf": self.mean_rtf, "samples": samples}
+        return {**plain, "mean_rtf": self.mean_rtf, "step_ms": self.step_ms, "samples": samples}

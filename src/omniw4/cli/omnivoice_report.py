@@ -13,7 +13,18 @@ if TYPE_CHECKING:
 
 def omnivoice_tables(rows: Sequence[OmniVoiceRow]) -> list[str]:
     """Means of every engine, what must be said about them, and each request of those that ran one at a time."""
-    header = ("omnivoice", "batch", "mean RTF", "× package", "s decoding", "s rest", "memory", "weights", "start-up")
+    header = (
+        "omnivoice",
+        "batch",
+        "mean RTF",
+        "× package",
+        "ms a step",
+        "s decoding",
+        "s rest",
+        "memory",
+        "weights",
+        "start-up",
+    )
     notes = [f"note: {row.engine}, batch {row.batch}: {row.note}" for row in rows if row.note]
     single = [row for row in rows if row.batch == 1 and row.samples]
     requests = [(s.name, f"{s.audio_seconds:g} s") for s in single[0].samples] if single else []
@@ -28,7 +39,7 @@ def _mean(row: OmniVoiceRow) -> tuple[str, ...]:
     weights, seconds = row.start_up.get("memory", {}).get("weights"), row.start_up.get("start_up", {}).get("seconds")
     return (
         *(row.engine, str(row.batch), figure(row.mean_rtf, ".4f") if row.checked else "WRONG"),
-        *(figure(row.speedup, ".2f"), f"{decoding:.3f}", f"{rest:.3f}"),
+        *(figure(row.speedup, ".2f"), figure(row.step_ms, ".2f"), f"{decoding:.3f}", f"{rest:.3f}"),
         *(size(n) if n else "-" for n in (row.memory_bytes, weights)),
         f"{seconds:.1f} s" if seconds else "-",
     )
