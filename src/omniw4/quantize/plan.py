@@ -169,11 +169,12 @@ class _Bytes:
 
 
 # Counted in the code, and held to measurements by tests/reliability/test_memory.py.
-_FACTOR = _Bytes(weight=4, hessian=64)  # Hessians as read, and transformed; FP64: damped, reversed, factor, inverse
+_FACTOR = _Bytes(weight=4, hessian=66)  # Hessians as read, and transformed; FP64: damped, reversed, factor, inverse
 _COLUMNS = _Bytes(weight=27, hessian=24)  # target, stack, GPTQ's copy, codes, errors, candidates of the grid search
 _BRANCH = _Bytes(weight=10, one=22, hessian=24, gram=26)  # residual in FP64, its Gram matrix and LAPACK's workspace
 _NEAREST = _Bytes(weight=24)
 _NEAREST_BRANCH = _Bytes(weight=4, one=16, gram=26)
+_LIBRARIES = 10 << 20  # buffers of BLAS and LAPACK, whatever the size
 
 
 def _working_bytes(group: Sequence[PlanEntry], with_stats: bool) -> int:
@@ -182,7 +183,8 @@ def _working_bytes(group: Sequence[PlanEntry], with_stats: bool) -> int:
         phases.append(_BRANCH if with_stats else _NEAREST_BRANCH)
     k, weights = group[0].in_features, sum(entry.weights for entry in group)
     one, gram = max(e.weights for e in group), max(min(e.out_features, k) ** 2 for e in group)
-    return max(p.weight * weights + p.one * one + p.hessian * k * k + p.gram * gram for p in phases)
+    sizes = (p.weight * weights + p.one * one + p.hessian * k * k + p.gram * gram for p in phases)
+    return _LIBRARIES + max(sizes)
 
 
 def make_plan(
