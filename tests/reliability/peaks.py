@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from omniw4.quantize.pipeline import quantize_model
 from omniw4.quantize.plan import Plan, make_plan
 from omniw4.tensors import LinearStats
 
+_M_MMAP_THRESHOLD = -3  # of <malloc.h>
 LINEAR = "model.layers.0.linear"
 
 
@@ -40,6 +42,29 @@ def plan_of(outputs: Sequence[int], k: int, recipe: Recipe) -> Plan:
     return make_plan(shapes, recipe, shapes)
 
 
+def qwen3_shapes(blocks: int, hidden: int = 4096, mlp: int = 12288, kv: int = 1024) -> dict[str, LinearShape]:
+    """The linears of a Qwen3 with 8 billion weights, or of one with other sizes."""
+    sizes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (mlp, hidden),
+        "mlp.up_proj": (mlp, hidden),
+        "mlp.down_proj": (hidden, mlp),
+    }
+    return {
+        f"model.layers.{i}.{name}": LinearShape(*size, False) for i in range(blocks) for name, size in sizes.items()
+    }
+
+
+def input_of(path: str) -> str:
+    """Name of the input that one of these linears reads."""
+    block, _, name = path.rpartition(".")
+    first = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+    return f"{block}.{first.get(name, name)}"
+
+
 def measure(outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path) -> tuple[int, int]:
     """Bytes (planned, measured) of quantizing linears ``[N, k]`` that read one input, in a process of their own.
 
@@ -52,9 +77,12 @@ def measure(outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path) 
     if child == 0:
         status = 1
         try:
+            library = ctypes.CDLL(None)
+            library.mallopt(_M_MMAP_THRESHOLD, 64 << 10)  # freed tensors go back to the system, whatever their size
             stats = Stats.open(stats_folder)
             small = write_stats(stats_folder.with_name("small"), 128, [f"{LINEAR}.0"])
             _quantize(plan_of([128], 128, recipe), recipe, Stats.open(small))
+            library.malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             before = _status("VmRSS")
             _quantize(plan, recipe, stats)

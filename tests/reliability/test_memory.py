@@ -1,0 +1,43 @@
+"""Memory of quantizing: what the plan states is what it takes; no more than one group is held, however many blocks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import peaks
+import pytest
+
+from omniw4 import config
+from omniw4.config import Recipe
+from omniw4.quantize.plan import make_plan
+
+TOLERANCE = 0.15
+CASES = {  # recipe, in_features, out_features of the linears that read one input
+    "the factor of a wide input": ("default", 1536, (192,)),
+    "three linears of one input": ("default", 512, (512, 512, 256)),
+    "GPTQ and the low-rank branch": ("seed", 1024, (1024,)),
+    "nearest and the low-rank branch": ("rtn", 1024, (2048,)),
+}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="resident memory is read as Linux shows it")
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_states_the_peak(tmp_path: Path, name: str) -> None:
+    recipe_name, k, outputs = CASES[name]
+    recipe = config.load(None if recipe_name == "default" else recipe_name).recipe
+    stats = peaks.write_stats(tmp_path / "stats", k, [f"{peaks.LINEAR}.{i}" for i in range(len(outputs))])
+    planned, measured = peaks.measure(outputs, k, recipe, stats)
+    assert abs(planned / measured - 1) < TOLERANCE, f"planned {planned >> 20} MiB, measured {measured >> 20} MiB"
+
+
+def test_an_8b_model_fits_12_gib() -> None:
+    """36 blocks of 4096 and 12288: the plan's peak is that of its widest input, one block or all of them."""
+    recipe = config.load().recipe
+
+    def plan(blocks: int) -> int:
+        return make_plan(peaks.qwen3_shapes(blocks), recipe, peaks.qwen3_shapes(blocks)).peak_bytes(peaks.input_of)
+
+    assert plan(36) == plan(1)
+    assert plan(36) < 11 << 30, "and Python and torch take less than one more"
+    assert make_plan(peaks.qwen3_shapes(1), Recipe(), peaks.qwen3_shapes(1)).needs_stats
