@@ -8,7 +8,7 @@ JOBS   ?= 2
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart kernels style quality test test-gpu sanitize bench docs clean
+.PHONY: help install quickstart kernels style quality test test-gpu sanitize coverage soak fuzz lock audit bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-11s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST) \
@@ -17,10 +17,16 @@ help: ## list the targets
 $(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"error: omniw4 needs Python 3.11 or newer, found {v.major}.{v.minor}\n\nhint: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements-ci.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+else
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+endif
 	@touch $@
 
-install: $(STAMP) ## virtual environment in .venv with the pinned versions
+install: $(STAMP) ## virtual environment in .venv with the pinned versions (LOCKED=1: and hashes, on the platform of CI)
 
 quickstart: $(STAMP) ## a real model, calibrated, quantized, repacked, verified, benched, reported (FULL=1: the documented figures)
 	@$(BIN)/python scripts/quickstart.py $(if $(FULL),--full) $(if $(SHORT),--short)
@@ -46,6 +52,25 @@ test: $(STAMP) ## the tests; those marked gpu are skipped where there is no GPU
 
 test-gpu: $(STAMP) ## the tests marked gpu, one process; fails where there is no GPU
 	OMNIW4_REQUIRE_GPU=1 $(BIN)/python -m pytest -q -m gpu
+
+coverage: $(STAMP) ## the tests without a GPU, and the share of lines they run; fails below 90 %
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --cov=omniw4 --cov-report=term:skip-covered --cov-fail-under=90
+
+soak: $(STAMP) ## hours: 200 kills of each verb, 10,000 steps of a linear, every property fifty times as often
+	$(BIN)/python scripts/soak.py kills --trials 200
+	$(BIN)/python scripts/soak.py steps --steps 10000
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(JOBS) tests/property
+
+fuzz: $(STAMP) ## coverage-guided fuzzing of the checkpoint reader (SECONDS=600)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python scripts/fuzz_checkpoint.py --seconds $(or $(SECONDS),600)
+
+lock: $(STAMP) ## requirements-ci.txt anew from constraints.txt
+	$(BIN)/python scripts/lock.py
+
+audit: $(STAMP) ## what is installed against lock and hashes; known advisories where pip-audit is there
+	$(BIN)/python scripts/audit.py --sbom $(VENV)/sbom.json
 
 sanitize: $(STAMP) ## compute-sanitizer over a small set of kernel calls (needs a GPU)
 	$(BIN)/python scripts/sanitize.py
