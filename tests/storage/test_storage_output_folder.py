@@ -178,3 +178,25 @@ def test_second_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:
         child.kill()
     with OutputFolder.begin(out, FINGERPRINT, resume=True) as folder:
         assert folder.resumed
+
+
+def test_the_notes_on_a_finished_run_go_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order in which a file system lists names: without them the rest would be a riddle after a kill."""
+    from omniw4.storage import output_folder
+
+    removed: list[str] = []
+    real = output_folder._remove
+
+    def remove(entry: Path) -> None:
+        removed.append(entry.name)
+        real(entry)
+
+    with OutputFolder.begin(tmp_path / "out", FINGERPRINT) as folder:
+        for name in ("a-layer", "z-layer"):
+            (folder.partial / name).write_text("x")
+        (folder.result / "file").write_text("x")
+        monkeypatch.setattr(output_folder, "_remove", remove)
+        folder.commit()
+    assert sorted(removed[:-2]) == ["a-layer", "z-layer"]
+    assert removed[-2:] == ["fingerprint.json", "committing.json"]
+    assert not (tmp_path / "out.partial").exists()

@@ -127,7 +127,9 @@ class OutputFolder:
 
     def discard(self) -> None:
         """Remove ``partial`` and give the lock back."""
-        shutil.rmtree(self.partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _clear(self.partial)
+            self.partial.rmdir()
         self.close()
 
     def close(self) -> None:
@@ -233,8 +235,7 @@ def _finish_interrupted_commit(out: Path, partial: Path) -> None:
     if marker.is_file() and out.is_dir():
         identity = out.stat()
         if json.loads(marker.read_text()) == [identity.st_dev, identity.st_ino]:
-            for entry in partial.iterdir():
-                _remove(entry)
+            _clear(partial)
 
 
 def _publish(result: Path, out: Path, replaced: Path) -> None:
@@ -265,6 +266,13 @@ def _sync_tree(folder: Path) -> None:
         for name in names:
             sync_folder(Path(root) / name)
         sync_folder(Path(root))
+
+
+def _clear(partial: Path) -> None:
+    """Remove all that is in it, the notes on what it is last: after a kill in between, begin() must find them."""
+    notes = ("fingerprint.json", "committing.json")
+    for entry in sorted(partial.iterdir(), key=lambda entry: notes.index(entry.name) if entry.name in notes else -1):
+        _remove(entry)
 
 
 def _remove(entry: Path) -> None:
