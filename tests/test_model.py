@@ -242,3 +242,10 @@ def test_a_gguf_file_needs_its_flag_and_loads_dequantized(tmp_path: Path) -> Non
     assert loaded.tokenizer is not None
     assert loaded.hash == model.load(tmp_path / "tiny.gguf").hash == model.hash_source(tmp_path / "tiny.gguf")
     assert model.shapes(model.skeleton(tmp_path / "tiny.gguf")) == model.shapes(loaded.model)
+
+
+def test_what_the_package_of_omnivoice_lacks_on_python_3_13() -> None:
+    from omniw4.model.omnivoice import install_hint
+
+    assert "audioop-lts" in install_hint(ModuleNotFoundError("No module named 'pyaudioop'"))
+    assert install_hint(ModuleNotFoundError("No module named 'omnivoice'")) == "pip install omnivoice"

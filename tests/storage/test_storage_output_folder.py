@@ -182,8 +182,6 @@ def test_second_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:
 
 def test_the_notes_on_a_finished_run_go_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the order in which a file system lists names: without them the rest would be a riddle after a kill."""
-    from omniw4.storage import output_folder
-
     removed: list[str] = []
     real = output_folder._remove
 

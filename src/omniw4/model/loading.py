@@ -16,6 +16,7 @@ from torch import nn
 
 from omniw4.errors import ModelError, UsageError
 from omniw4.model.files import SourceFiles, as_model_error, find_source, hash_source
+from omniw4.model.omnivoice import install_hint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -165,7 +166,7 @@ def _import_omnivoice(name: str) -> Any:
     except ImportError as e:
         raise ModelError(
             f"model {name!r} is an OmniVoice, and the package omnivoice cannot be imported: {e}",
-            hint="pip install omnivoice",
+            hint=install_hint(e),
         ) from e
     return OmniVoice
 

@@ -53,8 +53,15 @@ def import_omnivoice() -> Any:
     try:
         from omnivoice.models import omnivoice
     except ImportError as e:
-        raise ModelError(f"the package omnivoice cannot be imported: {e}", hint="pip install omnivoice") from e
+        raise ModelError(f"the package omnivoice cannot be imported: {e}", hint=install_hint(e)) from e
     return omnivoice
+
+
+def install_hint(error: ImportError) -> str:
+    """What to install where the package omnivoice, or one that it imports, is missing."""
+    if "audioop" in str(error):  # which pydub imports, and Python 3.13 has no more
+        return "pip install audioop-lts, which Python 3.13 and newer need"
+    return "pip install omnivoice"
 
 
 def random_omnivoice(

@@ -11,6 +11,7 @@ from torch import nn
 from omniw4.checkpoint import Checkpoint
 from omniw4.errors import ModelError, OmniW4Error, UsageError
 from omniw4.model import DTYPES
+from omniw4.model.omnivoice import install_hint
 
 
 def load(
@@ -76,7 +77,7 @@ def _loader(checkpoint: Checkpoint, arguments: dict[str, Any]) -> Any:
             raise ModelError(
                 f"checkpoint {checkpoint.folder.name!r} is an OmniVoice, and the package omnivoice cannot be imported: "
                 f"{e}",
-                hint="pip install omnivoice",
+                hint=install_hint(e),
             ) from e
         if not (checkpoint.folder / "audio_tokenizer").is_dir():
             arguments["train"] = True  # the codec would be downloaded
