@@ -1,0 +1,110 @@
+// pybind11 module emulated_kernels: the launchers of family wgmma_s8, with addresses of host memory.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace {
+
+cudaError_t device_zero(int* device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
+int multiprocessors = 132;
+
+cudaError_t attribute(int* value, cudaDeviceAttr, int) {
+    *value = multiprocessors;
+    return cudaSuccess;
+}
+
+}  // namespace
+
+#define cudaGetDevice device_zero
+#define cudaDeviceGetAttribute attribute
+
+#include "gemm_lora_up/choose_integer_sm90a.h"
+#include "gemm_lora_up/gemm_integer_sm90a.cuh"
+#include "quantize_lora_down/quantize_lora_down_sm90a.cuh"
+
+namespace {
+
+namespace py = pybind11;
+using namespace omniw4;
+using namespace omniw4::gemm::sm90a::integer;
+
+template <class T>
+T* pointer(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+int run_quantize(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, uintptr_t inv_smooth, uintptr_t proj_down,
+                 uintptr_t qact, uintptr_t a_scales, uintptr_t lora_act, int64_t rows, int cols, int rank, int act_bits,
+                 double clip, bool rotate, bool integer_scales, float eps) {
+    QuantizeLoraDownParams p{};
+    p.x = pointer<void>(x);
+    p.inv_rms = pointer<float>(inv_rms);
+    p.norm_weight = pointer<void>(norm_weight);
+    p.inv_smooth = pointer<float>(inv_smooth);
+    p.proj_down = pointer<void>(proj_down);
+    p.qact = pointer<void>(qact);
+    p.a_scales = pointer<void>(a_scales);
+    p.lora_act = pointer<float>(lora_act);
+    p.rows = rows;
+    p.row_stride = cols;
+    p.cols = cols;
+    p.rank = rank;
+    p.act_bits = act_bits;
+    p.clip = clip;
+    p.rotate = rotate;
+    p.integer_scales = integer_scales;
+    p.eps = eps;
+    p.layout = Layout::kWgmmaS8;
+    return static_cast<int>(omniw4::quantize::sm90a::launch_rank<__half>(p, nullptr));
+}
+
+template <class... Tiles>
+Status launch_numbered(const GemmLoraUpParams& p) {
+    Status status = Status::kUnsupported;
+    int number = 0;
+    ((++number == p.tile ? (status = launch_tile<__half, Tiles>(p, multiprocessors, nullptr), 0) : 0), ...);
+    return status;
+}
+
+int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t row_scales, uintptr_t lora_act,
+             uintptr_t proj_up, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t rows, int out_features,
+             int in_features, int rank, int tile, int epilogue, const std::vector<int>& segment_ends,
+             bool weights_ready, int on_multiprocessors) {
+    GemmLoraUpParams p{};
+    p.qact = pointer<void>(qact);
+    p.a_scales = pointer<void>(a_scales);
+    p.qweight = pointer<void>(qweight);
+    p.row_scales = pointer<float>(row_scales);
+    p.lora_act = pointer<void>(lora_act);
+    p.proj_up = pointer<void>(proj_up);
+    p.bias = pointer<void>(bias);
+    p.residual = pointer<void>(residual);
+    p.y = pointer<void>(y);
+    p.rows = rows;
+    p.out_features = out_features;
+    p.in_features = in_features;
+    p.rank = rank;
+    p.tile = tile;
+    p.epilogue = static_cast<Epilogue>(epilogue);
+    p.act_bits = 8;
+    for (size_t i = 0; i < 3; ++i) p.segment_ends[i] = i < segment_ends.size() ? segment_ends[i] : INT32_MAX;
+    p.weights_ready = weights_ready;
+    p.layout = Layout::kWgmmaS8;
+    multiprocessors = on_multiprocessors;
+    const Status status =
+        launch_numbered<Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x64x2, Tile64x96, Tile128x48x2,
+                        Tile128x64x2, Tile128x96x2, Tile128x128, Tile192x128, Tile192x176, Tile256x128>(p);
+    multiprocessors = 132;
+    return static_cast<int>(status);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(emulated_kernels, m) {
+    m.attr("tiles") = kTileChoices;
+    m.def("quantize", &run_quantize);
+    m.def("gemm_lora_up", &run_gemm);
+}
