@@ -8,7 +8,7 @@ JOBS   ?= 2
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart kernels style quality test test-gpu sanitize coverage soak fuzz lock audit bench docs clean
+.PHONY: help install quickstart kernels style quality test test-gpu sanitize coverage soak fuzz mutants lock audit bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-11s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST) \
@@ -65,6 +65,9 @@ fuzz: $(STAMP) ## coverage-guided fuzzing of the checkpoint reader (SECONDS=600)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python scripts/fuzz_checkpoint.py --seconds $(or $(SECONDS),600)
+
+mutants: $(STAMP) ## an hour: each small change of int4, validator and layouts must fail a test; prints the survivors
+	$(BIN)/python scripts/mutants.py
 
 lock: $(STAMP) ## requirements-ci.txt anew from constraints.txt
 	$(BIN)/python scripts/lock.py

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -151,6 +153,7 @@ def test_code_in_a_model_folder_is_not_run(model: Path, text: Path, tmp_path: Pa
 
 NO_NETWORK = """
 import sys
+import tomllib
 attempts = []
 def watch(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request"):
@@ -190,3 +193,29 @@ def test_no_verb_with_local_inputs_looks_for_the_network(model: Path, text: Path
     ]
     assert len(codes) == len(verbs), done.stdout[-2000:] + done.stderr[-2000:]
     assert all(line.startswith(("0 ", "1 verify")) for line in codes), done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_the_lock_is_whole() -> None:
+    """Every package that pyproject.toml asks for is in the lock, in the version of constraints.txt; torch is apart."""
+
+    def pinned(name: str) -> dict[str, str]:
+        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        found = (re.match(r"([A-Za-z0-9._-]+)==([^\s]+)", line) for line in lines)
+        return {canonical(match[1]): match[2] for match in found if match}
+
+    def canonical(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras, wanted, names = project["optional-dependencies"], list(project["dependencies"]), ["dev"]
+    for name in names:
+        for requirement in extras[name]:
+            own = re.fullmatch(r"omniw4\[(.*)\]", requirement)
+            names += own[1].split(",") if own else []
+            wanted += [] if own else [requirement]
+    lock, constraints = pinned("requirements-ci.txt"), pinned("constraints.txt")
+    asked = {canonical(re.match(r"[A-Za-z0-9._-]+", requirement)[0]) for requirement in wanted}  # type: ignore[index]
+    assert asked - set(lock) == {"torch"}, "run make lock"
+    assert {name: version for name, version in lock.items() if constraints.get(name) != version} == {}
+    lines = [line for line in (ROOT / "requirements-ci.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.search(r" --hash=sha256:[0-9a-f]{64}$", line) for line in lines)
