@@ -83,18 +83,31 @@ struct Output {
         return at;
     }
 
+    // The branch is out here so that a launch runs through one epilogue's instructions, without gaps.
+    __device__ __forceinline__ void store(int64_t first_token, int first_feature, const Accumulators& acc) {
+        switch (p.epilogue) {
+            case Epilogue::kResidual: return store_as<Epilogue::kResidual>(first_token, first_feature, acc);
+            case Epilogue::kSwiglu: return store_as<Epilogue::kSwiglu>(first_token, first_feature, acc);
+            default: return store_as<Epilogue::kPlain>(first_token, first_feature, acc);
+        }
+    }
+
     // Sixteen tokens at a time through shared memory, [token][feature], for whole 16-byte words of a row. Features are
     // swizzled by the lane that holds the token, so that the 32 lanes of a store hit 32 banks.
-    __device__ __forceinline__ void store(int64_t first_token, int first_feature, const Accumulators& acc) {
+    template <Epilogue kind>
+    __device__ __forceinline__ void store_as(int64_t first_token, int first_feature, const Accumulators& acc) {
+        constexpr bool kResidual = kind == Epilogue::kResidual;
         const Lane lane;
-        uint4 residual[kAhead][row_blocks];
+        uint4 residual[kResidual ? kAhead : 1][row_blocks];
         const auto fetch = [&](int j) {
-            if (p.epilogue != Epilogue::kResidual) return;
+            if constexpr (kResidual) {
 #pragma unroll
-            for (int i = 0; i < row_blocks; ++i) {
-                const Place at = place(first_token, first_feature, j, i);
-                const T* from = static_cast<const T*>(p.residual) + at.row * p.out_features + at.column;
-                residual[j % kAhead][i] = at.inside ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+                for (int i = 0; i < row_blocks; ++i) {
+                    const Place at = place(first_token, first_feature, j, i);
+                    const T* from = static_cast<const T*>(p.residual) + at.row * p.out_features + at.column;
+                    residual[j % kAhead][i] =
+                        at.inside ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+                }
             }
         };
 #pragma unroll
@@ -120,8 +133,8 @@ struct Output {
                 float v[8];
                 ptx::ld_shared_v4_f32(*reinterpret_cast<float (*)[4]>(v), from);
                 ptx::ld_shared_v4_f32(*reinterpret_cast<float (*)[4]>(v + 4), from + 16);
-                if (p.epilogue == Epilogue::kResidual) epilogue::add8<T>(v, residual[j % kAhead][i]);
-                if (p.epilogue == Epilogue::kSwiglu) {
+                if constexpr (kResidual) epilogue::add8<T>(v, residual[j % kAhead][i]);
+                if constexpr (kind == Epilogue::kSwiglu) {
                     epilogue::Swiglu::apply<T>(p, at.row, at.column, at.inside, v);
                 } else {
                     epilogue::Plain::apply<T>(p, at.row, at.column, at.inside, v);
