@@ -56,6 +56,7 @@ def calls() -> None:
                     assert y.cpu().isfinite().all()
         heads(dtype, device)
         attention(dtype, device)
+        hopper(dtype, device)
     torch.cuda.synchronize()
     print("every call came back")
 
@@ -100,6 +101,46 @@ def attention(dtype: object, device: object) -> None:
         for causal in (False, True):
             y = ops.attention_varlen(qkv, cu_seqlens, 65, q_heads, kv_heads, head_dim, causal, head_dim**-0.5)
             assert y.cpu().isfinite().all()
+
+
+def hopper(dtype: object, device: object) -> None:
+    """Family wgmma_s8 where it runs: both kinds of group scales, every tile, every epilogue, several tiles a block."""
+    from dataclasses import replace
+
+    import torch
+
+    from omniw4 import ops
+    from omniw4.ops import extension, gemm_wgmma_s8
+    from omniw4.repack import wgmma_s8
+    from problems import make_input, make_linear
+
+    if not gemm_wgmma_s8.runs(device, 4):  # type: ignore[arg-type]
+        return
+    for m, n, k, rank in (*LINEARS, (140, 1032, 128, 16)):
+        x, norm = make_input(m, k, dtype).to(device), torch.ones(k, dtype=dtype).to(device)  # type: ignore[arg-type, call-overload]
+        residual = torch.ones(m, n, dtype=dtype).to(device)  # type: ignore[call-overload]
+        for scale_type, tiles in (("float16", 5), ("integer", len(extension.module().integer_tiles()))):
+            linear = make_linear(n, k, rank, dtype=dtype)  # type: ignore[arg-type]
+            if scale_type == "integer":
+                whole = torch.full_like(linear.w_scales, 3, dtype=torch.uint8)
+                spec = replace(linear.spec, scale_type="integer")
+                linear = replace(linear, spec=spec, w_scales=whole, row_scales=torch.full((n,), 1e-3))
+            packed = {name: tensor.to(device) for name, tensor in wgmma_s8.pack(linear).items()}
+            bias, up = packed["bias"][:n].clone(), packed.get("proj_up")
+            for bits in (4, 8):
+                acts = ops.quantize_lora_down(
+                    x, packed.get("proj_down"), None, None, norm, "hadamard64", bits, 0.95, "wgmma_s8", scale_type, 1e-6
+                )
+                for tile in range(1, tiles + 1):
+                    if scale_type == "float16" and tile == 4 and -(-n // 128) % 2:
+                        continue  # 256 features
+                    for epilogue in ("plain", "residual", "swiglu"):
+                        y = gemm_wgmma_s8.gemm(
+                            "sanitize", acts[0], acts[1], packed["qweight"], packed["w_scales"],
+                            acts[2] if rank else None, up, bias, residual if epilogue == "residual" else None, m, n,
+                            bits, epilogue, dtype, tile, packed.get("row_scales"), weights_ready=bits == 4,  # type: ignore[arg-type]
+                        )  # fmt: skip
+                        assert y.cpu().isfinite().all()
 
 
 def control() -> None:

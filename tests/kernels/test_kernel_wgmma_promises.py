@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_cases import DEVICE, input_on_gpu
 from safetensors.torch import load_file
-from wgmma_cases import ACT_BITS, DTYPES, LAYOUT, gemm, problem, skip_elsewhere
+from wgmma_cases import ACT_BITS, DTYPES, LAYOUT, SCALE_TYPES, gemm, integer_scales, problem, skip_elsewhere
 
 from omniw4 import ops
 from omniw4.repack import wgmma_s8
@@ -33,27 +33,32 @@ def module(
     dtype: torch.dtype = torch.float16,
     act_bits: int = 4,
     seed: int = 0,
+    scale_type: str = "float16",
 ) -> W4A4Linear:
-    quantized = make_linear(n, k, rank, smooth=True, dtype=dtype, act_bits=act_bits, seed=seed)
-    linear = W4A4Linear.from_quantized(quantized).to(DEVICE)
+    quantized = make_linear(n, k, rank, smooth=True, dtype=dtype, act_bits=act_bits, seed=seed).to(DEVICE)
+    if scale_type == "integer":
+        quantized = integer_scales(quantized)
+    linear = W4A4Linear.from_quantized(quantized)
     linear.prepare(LAYOUT, dtype=dtype)
     return linear
 
 
+@pytest.mark.parametrize("scale_type", SCALE_TYPES)
 @pytest.mark.parametrize("act_bits", ACT_BITS)
-def test_equal_bits_over_a_hundred_runs(act_bits: int) -> None:
+def test_equal_bits_over_a_hundred_runs(act_bits: int, scale_type: str) -> None:
     for m, rank in ((1, 16), (704, 32), (300, 256)):
-        linear = module(rank=rank, act_bits=act_bits)
+        linear = module(rank=rank, act_bits=act_bits, scale_type=scale_type)
         x = input_on_gpu(m, 1024, torch.float16)
         first = linear(x)
         for run in range(100):
             assert_same(linear(x), first, f"m {m}, run {run}")
 
 
+@pytest.mark.parametrize("scale_type", SCALE_TYPES)
 @pytest.mark.parametrize("act_bits", ACT_BITS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_replayed_graph_equals_eager_on_a_hundred_inputs(dtype: torch.dtype, act_bits: int) -> None:
-    linear = module(1536, 576, 16, dtype, act_bits)
+def test_a_replayed_graph_equals_eager_on_a_hundred_inputs(dtype: torch.dtype, act_bits: int, scale_type: str) -> None:
+    linear = module(1536, 576, 16, dtype, act_bits, scale_type=scale_type)
     static = input_on_gpu(61, 576, dtype)
     linear(static)
     graph = torch.cuda.CUDAGraph()
@@ -67,11 +72,13 @@ def test_a_replayed_graph_equals_eager_on_a_hundred_inputs(dtype: torch.dtype, a
 
 
 @pytest.mark.parametrize("m", [3, 61, 704])
+@pytest.mark.parametrize("scale_type", SCALE_TYPES)
 @pytest.mark.parametrize("act_bits", ACT_BITS)
-def test_a_chain_of_linears_reuses_memory_safely(act_bits: int, m: int) -> None:
+def test_a_chain_of_linears_reuses_memory_safely(act_bits: int, scale_type: str, m: int) -> None:
     """Every tensor of a layer is freed and taken again by the next, whose kernels may start early; against the same
     chain with a synchronisation after each op."""
-    layers = [module(act_bits=act_bits, rank=rank, seed=rank) for rank in (16, 0, 32, 16, 256, 16)]
+    ranks = (16, 0, 32, 16, 256, 16)
+    layers = [module(act_bits=act_bits, rank=rank, seed=rank, scale_type=scale_type) for rank in ranks]
     x = input_on_gpu(m, 1024, torch.float16)
 
     def chain(synchronise: bool) -> torch.Tensor:

@@ -19,6 +19,7 @@ from shapes import Shape
 LAYOUT = "wgmma_s8"
 ACT_BITS = (4, 8)
 DTYPES = (torch.float16, torch.bfloat16)
+SCALE_TYPES = ("float16", "integer")
 TILES = (1, 2, 3, 4, 5)
 Activations = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
