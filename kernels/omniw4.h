@@ -58,12 +58,12 @@ struct QuantizeLoraDownParams {
     void* a_scales;           // FP16, see Layout; not written for 16-bit activations
     float* lora_act;          // [M, R'] row-major (but see Layout), or null when R' = 0
     int64_t rows, row_stride;
-    int32_t cols;      // multiple of 64
-    int32_t rank;      // R', multiple of 16, at most 256
-    int32_t act_bits;  // 4 (per token and group), 8 (per token) or 16 (x' itself)
-    double clip;       // fraction of absmax that the grid spans
-    float eps;         // of the RMS worked out here
-    bool rotate;       // multiply each group by H64
+    int32_t cols;         // multiple of 64
+    int32_t rank;         // R', multiple of 16, at most 256
+    int32_t act_bits;     // 4 (per token and group), 8 (per token) or 16 (x' itself)
+    double clip;          // fraction of absmax that the grid spans
+    float eps;            // of the RMS worked out here
+    bool rotate;          // multiply each group by H64
     bool integer_scales;  // 4 bits: a small integer for each group times a scale of the token. kWgmmaS8 alone
     Layout layout;
     DType dtype;
@@ -118,7 +118,7 @@ struct SwigluParams {
     bool fp8;
 };
 
-// e4m3 codes of x[m] / scales[m], scales[m] = absmax(x[m]) / 448.
+// e4m3 codes of x[m] / scales[m], scales[m] = absmax(x[m]) * (1 / 448).
 struct QuantizeFp8Params {
     const void* x;  // [M, K], rows row_stride elements apart
     void* codes;    // [M, K] e4m3
