@@ -12,7 +12,7 @@ from omniw4 import errors
 
 def truncations(base: Base) -> Iterator[Mutation]:
     """Every JSON file ends at every byte; every weight file in its header, and around each tensor's ends."""
-    for name in base.json_files:
+    for name in base.new_json_files:
         content = base.files[name]
         for cut in range(len(content.rstrip())):
             yield Mutation(f"{name} cut to {cut} bytes", {name: content[:cut]}, (errors.MalformedJsonError,))
@@ -32,7 +32,7 @@ def truncations(base: Base) -> Iterator[Mutation]:
 def flips(base: Base) -> Iterator[Mutation]:
     """One bit of every byte of the JSON files and headers, and of some bytes of the data."""
     rng = random.Random(1)
-    for name in base.json_files:
+    for name in base.new_json_files:
         yield from (_flip(base, name, position, rng) for position in range(len(base.files[name])))
     for name in base.weight_files:
         start = 8 + len(split_file(base.files[name])[0])

@@ -65,6 +65,11 @@ class Base:
         return [name for name in self.files if name.endswith(".safetensors")]
 
     @property
+    def new_json_files(self) -> list[str]:
+        """Those that a checkpoint in one file does not have, if there are any."""
+        return [name for name in self.json_files if name.endswith(".index.json")] or self.json_files
+
+    @property
     def json_files(self) -> list[str]:
         return [name for name in self.files if name.endswith(".json")]
 
