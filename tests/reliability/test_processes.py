@@ -93,14 +93,14 @@ def test_samples_are_shared_in_whole_batches(samples: int, batch_size: int, worl
     assert max(map(len, shares)) - min(map(len, shares)) < 2 * batch_size
 
 
-def test_every_group_has_one_process() -> None:
-    groups = [[PlanEntry(f"{k}.{i}", 64, k, False, LinearSpec())] for i in range(3) for k in (64, 256, 128)]
+def test_every_batch_has_one_process() -> None:
+    batches = [[[PlanEntry(f"{k}.{i}", 64, k, False, LinearSpec())]] for i in range(3) for k in (64, 256, 128)]
     for world in (1, 2, 3, 5):
-        shares = [share_of(groups, rank, world) for rank in range(world)]
-        found = sorted(group[0].path for share in shares for group in share)
-        assert found == sorted(group[0].path for group in groups)
+        shares = [share_of(batches, rank, world) for rank in range(world)]
+        found = sorted(batch[0][0].path for share in shares for batch in share)
+        assert found == sorted(batch[0][0].path for batch in batches)
         for share in shares:
-            assert share == [group for group in groups if group in share], "the order of the plan"
+            assert share == [batch for batch in batches if batch in share], "the order of the plan"
 
 
 @pytest.mark.parametrize(("rank", "world"), [("2", "2"), ("x", "2"), ("0", "-1")])
