@@ -206,9 +206,11 @@ def main() -> int:
             print(every[options.only].line, every[options.only].change)
             print("survives" if survives(module, every[options.only], show=True) else "dies")
             return 0
-        alive = [mutant for mutant in every if survives(module, mutant)]
-        for mutant in alive:
-            print(f"{module}:{mutant.line}: #{mutant.number} {mutant.change}", flush=True)
+        alive = []
+        for mutant in every:
+            if survives(module, mutant):
+                alive.append(mutant)
+                print(f"{module}:{mutant.line}: #{mutant.number} {mutant.change}", flush=True)
         print(f"{module}: {len(every)} mutants, {len(alive)} survive", flush=True)
         told = [{k: v for k, v in asdict(m).items() if k != "tree"} for m in alive]
         found[module] = {"mutants": len(every), "survivors": told}

@@ -131,3 +131,77 @@ def test_the_rotation_is_its_own_inverse_and_keeps_lengths(values: torch.Tensor)
     turned = hadamard64(x)
     torch.testing.assert_close(hadamard64(turned), x, rtol=1e-12, atol=1e-9)
     torch.testing.assert_close(turned.norm(), x.norm(), rtol=1e-12, atol=1e-9)
+
+
+def test_the_ends_of_the_grids() -> None:
+    """Clipped values stop at -128, 127, -8 and 7, and do not wrap; without a clip the grid spans the absmax."""
+    x = torch.tensor([[-1.0, 1.0, *[0.25] * 62]])
+    for clip in (0.5, 0.9):
+        codes, _ = int4.quantize_tokens(x, clip)
+        assert codes[0, :2].tolist() == [-128, 127]
+        assert int4.quantize_groups(x, clip)[0][0, :2].tolist() == [-8, 7]
+        assert int4.quantize_groups_integer(x, clip)[0][0, :2].tolist() == [-8, 7]
+    for quantize in (int4.quantize_groups, int4.quantize_tokens, int4.quantize_groups_integer):
+        for found, wanted in zip(quantize(x), quantize(x, 1.0), strict=True):
+            assert torch.equal(found, wanted)
+    assert torch.equal(int4.scale_from_absmax(x.abs(), 7), int4.scale_from_absmax(x.abs(), 7, 1.0))
+    assert int4.encode(torch.tensor([float("nan"), 1.0]), torch.ones(1), -8, 7).tolist() == [0, 1]
+
+
+@examples(60)
+@given(numbers(256), CLIP)
+def test_integer_scales_follow_their_formula(values: torch.Tensor, clip: float) -> None:
+    """One number after another, each operation rounded to FP32."""
+
+    def fp32(number: float) -> float:
+        return float(torch.tensor(number, dtype=torch.float32))
+
+    codes, scales, token = int4.quantize_groups_integer(values[None], clip)
+    groups = values.reshape(4, 64)
+    full = float(values.abs().max())
+    t = 0.0 if full == 0 else max(fp32(full * fp32(clip / 112)), 2.0**-100)
+    assert float(token) == t
+    for g in range(4):
+        absmax = float(groups[g].abs().max())
+        s = 0 if full == 0 else min(16, max(1, round(fp32(fp32(absmax * fp32(1 / t)) * fp32(clip / 7)))))
+        assert int(scales[0, g]) == s
+        step = fp32(t * s)
+        inverse = 0.0 if step == 0 else fp32(1 / step)
+        wanted = [max(-8, min(7, round(fp32(float(x) * inverse)))) for x in groups[g]]
+        assert codes[0].reshape(4, 64)[g].tolist() == wanted
+    widened = int4.widen(codes, scales)
+    assert widened.dtype == torch.int8
+    assert torch.equal(widened.int(), codes.int() * scales.int().repeat_interleave(64, -1)), "it wrapped"
+    assert torch.equal(int4.dequantize_integer(codes, scales, token), widened.float() * token)
+
+
+def test_tokens_too_small_and_too_large_for_integer_scales() -> None:
+    tiny = torch.full((1, 64), 1e-40)
+    codes, scales, token = int4.quantize_groups_integer(tiny)
+    assert float(token) == 2.0**-100
+    assert scales.tolist() == [[1]]
+    assert not codes.any(), "so small that nothing is left of it, and nothing is NaN"
+    for bad in (float("nan"), float("inf")):
+        x = torch.ones(1, 128)
+        x[0, 3] = bad
+        codes, scales, token = int4.quantize_groups_integer(x)
+        assert not token.isfinite().any()
+        assert not int4.dequantize_integer(codes, scales, token).isfinite().any()
+        assert int(scales.min()) >= 1
+    assert int4.INTEGER_SCALE_MAX == 16
+    zero = int4.quantize_groups_integer(torch.zeros(1, 64))
+    assert [t.count_nonzero().item() for t in zero] == [0, 0, 0]
+
+
+@examples(20)
+@given(numbers(6 * 128))
+def test_leading_dimensions_are_only_leading(values: torch.Tensor) -> None:
+    x = values.reshape(2, 3, 128)
+    for quantize in (int4.quantize_groups, int4.quantize_tokens, int4.quantize_groups_integer):
+        for found, wanted in zip(quantize(x), quantize(x.reshape(6, 128)), strict=True):
+            assert torch.equal(found.reshape(wanted.shape), wanted)
+    codes, scales = int4.quantize_groups(x)
+    assert torch.equal(int4.unpack_nibbles(int4.pack_nibbles(codes)), codes)
+    assert torch.equal(int4.dequantize(codes, scales)[1, 2], int4.dequantize(codes[1, 2], scales[1, 2]))
+    whole = int4.quantize_groups_integer(x)
+    assert torch.equal(int4.dequantize_integer(*whole)[1, 2], int4.dequantize_integer(*(t[1, 2] for t in whole)))
