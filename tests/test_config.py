@@ -21,7 +21,15 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_shipped_files() -> None:
-    assert {"default", "seed", "rtn"} <= set(SHIPPED)
+    assert {"default", "seed", "rtn", "w4a8", "float16"} <= set(SHIPPED)
+
+
+def test_shipped_files_are_what_their_names_say() -> None:
+    default, half, eight = (config.load(name) for name in ("default", "float16", "w4a8"))
+    assert default.recipe.weights.scale_type == eight.recipe.weights.scale_type == "integer"
+    changed = config.difference(default.model_dump(), half.model_dump())
+    assert changed == ["recipe.weights.scale_type: 'integer' -> 'float16'"]
+    assert (default.recipe.activations.bits, eight.recipe.activations.bits) == (4, 8)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -37,7 +37,7 @@ def test_from_model_to_verdict(run: Run, name: str, text: Path, tmp_path: Path, 
     assert quantized["linears"] == LINEARS
     assert [layer["method"] for layer in quantized["layers"]] == ["gptq"] * LINEARS
 
-    packed = document(run, "repack", out, "--layout", "mma_s8")
+    packed = document(run, "repack", out)
     assert packed["linears"] == LINEARS
     assert Path(packed["file"]).is_file()
 

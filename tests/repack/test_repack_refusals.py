@@ -27,6 +27,14 @@ def test_integer_scales_are_refused(name: str) -> None:
         layout.pack(linear)
 
 
+def test_auto_takes_the_layout_that_holds_them() -> None:
+    assert repack.auto(None, "integer") == repack.auto((9, 0), "integer") == "wgmma_s8"
+    assert repack.explain_auto(None, "integer") == "auto chose wgmma_s8: the one layout that holds integer group scales"
+    with pytest.raises(LayoutError, match=r"capability 8\.6 holds integer group scales yet") as refused:
+        repack.auto((8, 6), "integer")
+    assert "--config float16" in refused.value.hint
+
+
 @pytest.mark.parametrize("name", ["mma_s4", "wgmma_s8"])
 @pytest.mark.parametrize(
     ("change", "message"),

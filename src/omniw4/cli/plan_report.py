@@ -11,6 +11,7 @@ from omniw4.cli.output import clock, size, table
 if TYPE_CHECKING:
     from omniw4.config import Recipe
     from omniw4.quantize.plan import Plan, PlanEntry
+    from omniw4.tensors import LinearSpec
 
 _OVERHEAD = 2.0  # measured time over that of the operations counted here (SmolLM2-135M, two cores)
 
@@ -54,7 +55,7 @@ def text(plan: Plan, told: dict[str, Any]) -> str:
     rows = []
     for e in plan.entries:
         s = e.spec
-        done = f"w4a{s.act_bits} r{s.rank} {s.rotation}{' smooth' * s.smooth}" if s else f"as it is: {e.skip_reason}"
+        done = _how(s) if s else f"as it is: {e.skip_reason}"
         source = e.weights * plan.source_bytes_per_weight
         stored = e.stored_bytes() if s else source
         rows.append((e.path, f"{e.out_features}×{e.in_features}", done, size(source), size(stored)))
@@ -74,6 +75,11 @@ def text(plan: Plan, told: dict[str, Any]) -> str:
     return head + "\n\n" + "\n".join(f"{name:<12} {value}" for name, value in facts)
 
 
+def _how(spec: LinearSpec) -> str:
+    extras = " smooth" * spec.smooth + " integer" * (spec.scale_type == "integer")
+    return f"w4a{spec.act_bits} r{spec.rank} {spec.rotation}{extras}"
+
+
 def _seconds(groups: Sequence[Sequence[PlanEntry]], recipe: Recipe, device: str) -> float:
     """Operations of GPTQ, of the low-rank rounds and of the factors, over the measured rate of a matrix product."""
     operations = 0.0
@@ -83,7 +89,8 @@ def _seconds(groups: Sequence[Sequence[PlanEntry]], recipe: Recipe, device: str)
         for e in group:
             rank = e.spec.rank if e.spec is not None else 0
             rounds = recipe.lowrank.rounds if rank else 1
-            gptq = 2 * e.weights * k if recipe.gptq.enabled else 0
+            sweeps = recipe.gptq.sweeps + (recipe.gptq.sweeps > 0)  # one product more for the gradient
+            gptq = 2 * (1 + sweeps) * e.weights * k if recipe.gptq.enabled else 0
             search = 64 * e.weights if recipe.weights.scale == "search" else 0
             operations += rounds * (gptq + search + 40 * e.weights * rank)
     return _OVERHEAD * operations / _rate(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,15 +33,17 @@ def command(
     from omniw4.repack import cache
 
     capability = repack.parse_arch(arch) if arch else options.gpu_capability()
-    name = repack.auto(capability) if layout == "auto" else repack.get(layout).LAYOUT
     checkpoint = Checkpoint.open(directory)
+    integer = any(spec.scale_type == "integer" for spec in checkpoint.specs.values())
+    scales: Literal["float16", "integer"] = "integer" if integer else "float16"
+    name = repack.auto(capability, scales) if layout == "auto" else repack.get(layout).LAYOUT
     removed = cache.delete_stale(directory, checkpoint.hash) if prune else []
     with output.progress("repacking") as bar:
         report = cache.write(directory, checkpoint, name, overwrite=overwrite, on_progress=bar.step)
     if report.reused:
         checkpoint.check_hashes()  # a cache that was there says nothing about the weights beside it
     if layout == "auto":
-        output.note(repack.explain_auto(capability))
+        output.note(repack.explain_auto(capability, scales))
     for entry in removed:
         output.note(f"deleted {entry.file.name} ({size(entry.bytes)})")
     for path, reason in report.skipped.items():

@@ -9,7 +9,7 @@ import torch
 
 from omniw4.errors import LayoutError, UnsupportedGPUError
 from omniw4.repack import mma_s4, mma_s8, wgmma_s8
-from omniw4.tensors import LinearSpec, QuantizedLinear
+from omniw4.tensors import LinearSpec, QuantizedLinear, ScaleType
 
 Capability = tuple[int, int]
 
@@ -41,19 +41,22 @@ def get(name: str) -> Layout:
     return LAYOUTS[name]
 
 
-def auto(capability: Capability | None) -> str:
+def auto(capability: Capability | None, scale_type: ScaleType = "float16") -> str:
     """The layout of the fastest kernel family a GPU runs.
 
     Args:
         capability: the GPU's (major, minor), or None on a machine without one. The CPU reads the canonical layout
             and needs none of these; packing there prepares the folder for a GPU that is not known, so the answer is
-            ``mma_s8``, the one layout that every supported GPU runs.
+            ``mma_s8``, the one layout that every supported GPU runs; with integer scales ``wgmma_s8``, the one that
+            holds them.
+        scale_type: of the checkpoint's linears.
 
     Raises:
         UnsupportedGPUError: older than sm_80.
+        LayoutError: no layout that the GPU runs holds such scales.
     """
     if capability is None:
-        return mma_s8.LAYOUT
+        return wgmma_s8.LAYOUT if scale_type == "integer" else mma_s8.LAYOUT
     if capability < (8, 0):
         raise UnsupportedGPUError(
             f"a GPU of compute capability {capability[0]}.{capability[1]} has none of the instructions omniw4 needs, "
@@ -62,12 +65,19 @@ def auto(capability: Capability | None) -> str:
         )
     if capability in _WGMMA:
         return wgmma_s8.LAYOUT
+    if scale_type == "integer":
+        raise LayoutError(
+            f"no layout for a GPU of compute capability {capability[0]}.{capability[1]} holds integer group scales yet",
+            hint="quantize for it with `--config float16`",
+        )
     return mma_s4.LAYOUT if capability in _NATIVE_S4 else mma_s8.LAYOUT
 
 
-def explain_auto(capability: Capability | None) -> str:
+def explain_auto(capability: Capability | None, scale_type: ScaleType = "float16") -> str:
     """One sentence on why :func:`auto` answers as it does, for the user who did not name a layout."""
-    name = auto(capability)
+    name = auto(capability, scale_type)
+    if capability is None and scale_type == "integer":
+        return f"auto chose {name}: the one layout that holds integer group scales"
     if capability is None:
         return (
             f"auto chose {name}: no GPU here, and every supported GPU runs this one; "
