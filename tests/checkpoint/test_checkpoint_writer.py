@@ -95,6 +95,7 @@ def test_metadata_is_whole_and_re_runs(written: tuple[Path, dict], loaded: Loade
         "omniw4_version": "0.1.0",
         "source": {"name": "tiny-qwen3", "hash": loaded.hash},
         "calibration": {**CALIBRATION, "file": "text.txt"},
+        "distillation": None,
     }
     assert checkpoint.skipped == SKIPPED
     report = checkpoint.reports["model.layers.0.mlp.down_proj"]
