@@ -84,9 +84,10 @@ def measure(outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path) 
             _quantize(plan_of([128], 128, recipe), recipe, Stats.open(small))
             library.malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-            before = _status("VmRSS")
+            before, code = _status("VmRSS"), _status("RssFile")
             _quantize(plan, recipe, stats)
-            os.write(writer, json.dumps(_status("VmHWM") - before).encode())
+            code = _status("RssFile") - code  # pages of the libraries that this run was the first to touch
+            os.write(writer, json.dumps(_status("VmHWM") - before - code).encode())
             status = 0
         finally:
             os._exit(status)

@@ -13,6 +13,7 @@ from omniw4.config import Recipe
 from omniw4.quantize.plan import make_plan
 
 TOLERANCE = 0.15
+NOISE = 4 << 20  # bytes: what a process of the same work takes more or less from one run to the next
 CASES = {  # recipe, in_features, out_features of the linears that read one input
     "the factor of a wide input": ("default", 1536, (192,)),
     "three linears of one input": ("default", 512, (512, 512, 256)),
@@ -28,7 +29,7 @@ def test_the_plan_states_the_peak(tmp_path: Path, name: str) -> None:
     recipe = config.load(None if recipe_name == "default" else recipe_name).recipe
     stats = peaks.write_stats(tmp_path / "stats", k, [f"{peaks.LINEAR}.{i}" for i in range(len(outputs))])
     planned, measured = peaks.measure(outputs, k, recipe, stats)
-    assert abs(planned / measured - 1) < TOLERANCE, f"planned {planned >> 20} MiB, measured {measured >> 20} MiB"
+    assert abs(planned - measured) < TOLERANCE * measured + NOISE, f"planned {planned >> 20} MiB, measured {measured >> 20} MiB"
 
 
 def test_an_8b_model_fits_12_gib() -> None:
