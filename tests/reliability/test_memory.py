@@ -29,7 +29,8 @@ def test_the_plan_states_the_peak(tmp_path: Path, name: str) -> None:
     recipe = config.load(None if recipe_name == "default" else recipe_name).recipe
     stats = peaks.write_stats(tmp_path / "stats", k, [f"{peaks.LINEAR}.{i}" for i in range(len(outputs))])
     planned, measured = peaks.measure(outputs, k, recipe, stats)
-    assert abs(planned - measured) < TOLERANCE * measured + NOISE, f"planned {planned >> 20} MiB, measured {measured >> 20} MiB"
+    told = f"planned {planned >> 20} MiB, measured {measured >> 20} MiB"
+    assert abs(planned - measured) < TOLERANCE * measured + NOISE, told
 
 
 def test_an_8b_model_fits_12_gib() -> None:
