@@ -26,11 +26,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+def heed_signals() -> None:
+    """In a child, before it starts: tests that run in the background or under nohup are told to ignore some."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_DFL)
+
+
 def start(*arguments: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "omniw4", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment(), start_new_session=True, preexec_fn=heed_signals, **pipes)
 
 
 def stop_when(process: subprocess.Popen[str], reached: Callable[[], bool], with_signal: int) -> tuple[int, str]:
@@ -136,7 +141,9 @@ def test_an_interrupt_while_the_program_starts_is_one_line(with_signal: int) -> 
         "sys.meta_path.insert(0, Interrupting())\n"
         "from omniw4.__main__ import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), preexec_fn=heed_signals
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted; nothing was written\n")
 
 
@@ -170,7 +177,9 @@ def test_a_hang_up_whose_terminal_is_gone_ends_with_130() -> None:
         "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
         "from omniw4.__main__ import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), preexec_fn=heed_signals
+    )
     assert (done.returncode, done.stdout) == (130, "")
 
 
