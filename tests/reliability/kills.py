@@ -141,7 +141,7 @@ def verbs(model: Path, text: Path, stats: Path, checkpoint: Path) -> list[Verb]:
             older,
             folder_or_nothing,
         ),
-        Verb("repack", *(2 * [lambda out: ("repack", out, "--layout", "mma_s8")]), copy, cache),
+        Verb("repack", *(2 * [lambda out: ("repack", out, "--layout", "wgmma_s8")]), copy, cache),
     ]
 
 

@@ -125,10 +125,10 @@ def test_repack_on_a_full_disk(checkpoint: Path, tmp_path: Path, size: int) -> N
     copy = shutil.copytree(checkpoint, tmp_path / "copy", ignore=shutil.ignore_patterns(".omniw4-cache"))
     before = folder_bytes(copy)
     with disk_of(size):
-        code, told = run("repack", copy, "--layout", "mma_s8")
+        code, told = run("repack", copy, "--layout", "wgmma_s8")
     refused(code, told)
     assert folder_bytes(copy) == before
-    assert run("repack", copy, "--layout", "mma_s8")[0] == 0
+    assert run("repack", copy, "--layout", "wgmma_s8")[0] == 0
 
 
 @pytest.mark.parametrize("where", ["/sys", "/proc", "/dev/null"])
@@ -150,7 +150,7 @@ def test_a_read_only_folder(checkpoint: Path) -> None:
         told.chmod(0o666)
         copy.chmod(0o555)
         before = folder_bytes(copy)
-        child = kills.start("repack", copy, "--layout", "mma_s8", stderr=told, user=65534)
+        child = kills.start("repack", copy, "--layout", "wgmma_s8", stderr=told, user=65534)
         refused(kills.wait(child), told.read_text())
         assert "Permission denied" in told.read_text()
         copy.chmod(0o755)

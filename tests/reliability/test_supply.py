@@ -176,7 +176,7 @@ def test_no_verb_with_local_inputs_looks_for_the_network(model: Path, text: Path
         f"quantize {model} --stats {stats} --dry-run --quiet",
         f"quantize {model} --stats {stats} --out {out} --quiet",
         f"inspect {out}",
-        f"repack {out} --layout mma_s8 --quiet",
+        f"repack {out} --layout wgmma_s8 --quiet",
         f"verify {out} --model {model} --dataset {text} --windows 1 --seq-len 64 --quiet",
     ]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
