@@ -341,9 +341,9 @@ def test_disk_full_in_repack_leaves_the_checkpoint_usable(
     def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
-    run_process("repack", copy, "--layout", "mma_s8", preexec_fn=small_disk).failed(2, "cannot write")
+    run_process("repack", copy, "--layout", "wgmma_s8", preexec_fn=small_disk).failed(2, "cannot write")
     assert not list(copy.rglob("*.safetensors"))[1:], "only the weights are there"
-    assert run("repack", copy, "--layout", "mma_s8").code == 0
+    assert run("repack", copy, "--layout", "wgmma_s8").code == 0
 
 
 def test_stdout_on_a_full_disk_is_an_error(checkpoint: Path) -> None:

@@ -190,12 +190,12 @@ def test_damaged_weights_are_not_repacked(run: Run, checkpoint: Path, tmp_path: 
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    run("repack", damaged, "--layout", "mma_s4").failed(2, "model.safetensors")
+    run("repack", damaged, "--layout", "wgmma_s8").failed(2, "model.safetensors")
     assert not (damaged / ".omniw4-cache").exists()
     file.write_bytes(bytes([*data[:-1], data[-1] ^ 1]))
-    assert run("repack", damaged, "--layout", "mma_s4").code == 0
+    assert run("repack", damaged, "--layout", "wgmma_s8").code == 0
     file.write_bytes(data)  # a cache that was there does not hide the damage
-    run("repack", damaged, "--layout", "mma_s4").failed(2, "model.safetensors")
+    run("repack", damaged, "--layout", "wgmma_s8").failed(2, "model.safetensors")
 
 
 def test_a_failed_overwrite_leaves_the_old_output(run: Run, qwen3: Path, tmp_path: Path) -> None:
