@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import yaml
-from harness import Run
+from harness import Run, save_model
 
 SMALL = ("--windows", 1, "--seq-len", 48)
 
@@ -39,3 +39,13 @@ def test_user_errors(run: Run, checkpoint: Path, qwen3: Path, tmp_path: Path) ->
     run(*base, "--by", "luck").failed(2, "--by is 'luck'", "count or weights")
     run(*base, "--out", there).failed(2, "exists", "another name")
     run("sensitivity", tmp_path / "none", "--model", qwen3).failed(2, "hint")
+
+
+def test_another_model_is_refused_or_warned_of(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    other = save_model(tmp_path / "wide", hidden_size=192)
+    run("sensitivity", checkpoint, "--model", other, *SMALL).failed(2, "in the checkpoint it is", "--model")
+    run("verify", checkpoint, "--model", other, *SMALL).failed(2, "in the checkpoint it is", "--model")
+    same_shapes = save_model(tmp_path / "seed", seed=1)
+    ran = run("sensitivity", checkpoint, "--model", same_shapes, *SMALL)
+    assert ran.code == 0, ran.stderr
+    assert "with other files than" in ran.stderr

@@ -31,9 +31,14 @@ def test_recipes_are_compared_and_kept(run: Run, qwen3: Path, stats: Path, text:
     again = run(*base, "--recipe", "rtn", "--recipe", "rank8=rtn,recipe.lowrank.rank=8")
     assert again.code == 0, again.stderr
     assert "rtn: measured before" in again.stderr
-    kept, rank8 = json.loads((out / "sweep.json").read_text())["recipes"]
-    assert kept == rtn
+    wide, kept, rank8 = json.loads((out / "sweep.json").read_text())["recipes"]
+    assert (wide, kept) == (a8, rtn)  # what was measured before stays in the table
     assert rank8["effective_bits"] < rtn["effective_bits"]
+
+    base = ("sweep", qwen3, "--out", out, "--dataset", text, "--windows", 1, "--no-plots", "--recipe", "rtn")
+    run(*base, "--seq-len", 32).failed(2, "holds a comparison", "--overwrite")
+    assert len(json.loads((out / "sweep.json").read_text())["recipes"]) == 3
+    run("sweep", qwen3, "--out", out, "--recipe", "rtn", "--windows", 1, "--seq-len", 512).failed(2, "positions")
 
 
 def test_what_is_wrong(run: Run, qwen3: Path, tmp_path: Path) -> None:
@@ -41,7 +46,7 @@ def test_what_is_wrong(run: Run, qwen3: Path, tmp_path: Path) -> None:
     run(*base, "--recipe", "nope").failed(2, "no config file 'nope'")
     run(*base, "--recipe", "rtn", "--recipe", "rtn").failed(2, "two recipes are called 'rtn'")
     run(*base, "--recipe", "rtn,oops").failed(2, "--recipe wants")
-    run(*base, "--recipe", "default").failed(2, "needs calibration statistics")
+    run(*base, "--recipe", "default").failed(2, "needs calibration statistics", "--stats")
     assert not (tmp_path / "out").exists()
 
 

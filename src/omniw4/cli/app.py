@@ -144,6 +144,9 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         print_error("interrupted; nothing was written")
         return EXIT_INTERRUPTED
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())  # type: ignore[attr-defined]
+        return EXIT_USAGE
     if hasattr(error, "format_message"):  # a usage error of typer, whose class has no public name in every version
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "omniw4"

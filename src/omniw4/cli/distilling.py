@@ -71,15 +71,18 @@ class Text:
                 hint="give captured hidden states (.safetensors) with --distill-dataset",
             )
         wanted = settings.samples + settings.held_out
-        tokens = tokenize(
-            self.documents,
-            loaded.tokenizer,
-            wanted,
-            settings.seq_len,
-            settings.seed,
-            bos,  # type: ignore[arg-type]
-            name=self.name,
-        )
+        try:
+            tokens = tokenize(
+                self.documents,
+                loaded.tokenizer,
+                wanted,
+                settings.seq_len,
+                settings.seed,
+                bos,  # type: ignore[arg-type]
+                name=self.name,
+            )
+        except DatasetError as e:
+            raise DatasetError(e.message, hint="give a longer text with --distill-dataset") from e
         whole = tokens.tokens[tokens.mask.all(dim=1)]
         keep = whole.new_ones(whole.shape[1]).bool()
         return [Example({"input_ids": row[None], "use_cache": False}, keep) for row in whole]

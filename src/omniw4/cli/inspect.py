@@ -43,7 +43,7 @@ def command(
         import yaml
 
         told = yaml.safe_dump({"recipe": summary.recipe}, sort_keys=False, default_flow_style=None, width=100)
-        parts.append(told.rstrip())
+        parts = [told.rstrip()]  # alone, so that it can be saved as it is
     if layers:
         parts.append(_layer_table(summary))
     if tensors or summary.kind == "file":

@@ -15,7 +15,7 @@ import typer
 from omniw4 import config as configs
 from omniw4.cli import options, quantize, settings
 from omniw4.cli.output import Output, figure, table
-from omniw4.errors import UsageError
+from omniw4.errors import OutputExistsError, UsageError
 
 _RESULTS = "sweep.json"
 
@@ -43,6 +43,7 @@ def command(
     ] = None,
     windows: Annotated[int, typer.Option("--windows", metavar="N", min=1, help="Held-out windows a text.")] = 16,
     seq_len: Annotated[int, typer.Option("--seq-len", metavar="N", min=8, help="Tokens a window.")] = 1024,
+    overwrite: options.Overwrite = False,
     no_plots: Annotated[bool, typer.Option("--no-plots", help="No plot; needs no matplotlib.")] = False,
     device: options.Device = "cpu",
     dtype: options.Dtype = "auto",
@@ -82,9 +83,17 @@ def command(
         "gguf_file": gguf_file,
         "trust_remote_code": trust_remote_code,
     }
+    _check_first(chosen, stats, models.skeleton(model, gguf_file=gguf_file), seq_len)
+    known = _finished(out)
+    others = {label for label, row in known.items() if row["fingerprint"] != fingerprint}
+    if others and not overwrite:
+        raise OutputExistsError(
+            f"{str(out)!r} holds a comparison of another model, or on other texts, windows or statistics",
+            hint="give --out another name, or replace it with --overwrite",
+        )
     with OutputFolder.begin(out, fingerprint, resume=True, overwrite=True, marker=_RESULTS) as folder:
-        earlier = _finished(out) | _finished(folder.partial)
-        rows = []
+        earlier = known | _finished(folder.partial)
+        rows = [row for label, row in earlier.items() if label not in labels and row["fingerprint"] == fingerprint]
         for label, source, assignments in chosen:
             found = settings.load(source, assignments)
             key = json.dumps(found.recipe.model_dump(mode="json"), sort_keys=True)
@@ -136,6 +145,20 @@ def command(
         atomic_write(folder.result / "sweep.html", sweep.to_html(document, with_plots=not no_plots))
         folder.commit()
     output.result(_text(document, out), document)
+
+
+def _check_first(chosen: list[tuple[str, str, list[str]]], stats: Path | None, skeleton: Any, seq_len: int) -> None:
+    """What would end the run at a later recipe, said before the first."""
+    from omniw4.model import check_positions
+
+    check_positions(skeleton, seq_len)
+    for label, source, assignments in chosen:
+        recipe = settings.load(source, assignments).recipe
+        if stats is None and (recipe.gptq.enabled or recipe.smooth.strength):
+            raise UsageError(
+                f"recipe {label!r} needs calibration statistics",
+                hint="run `omniw4 calibrate MODEL --out DIR` and give `--stats DIR`, or compare data-free ones",
+            )
 
 
 def parse_recipe(text: str) -> tuple[str, str, list[str]]:

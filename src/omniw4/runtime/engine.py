@@ -172,7 +172,7 @@ class Qwen3Engine:
         checkpoint: str | Path | Checkpoint,
         *,
         backend: str = "w4a4",
-        device: torch.device | str = "cuda",
+        device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float16,
         causal: bool = False,
         buckets: Sequence[int] = BUCKETS,
@@ -188,7 +188,8 @@ class Qwen3Engine:
         """
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint)
-        target = _indexed(torch.device(device))
+        place = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+        target = _indexed(torch.device(place))
         weights = qwen3_weights.from_checkpoint(checkpoint, target)
         return cls(
             weights, backend=backend, device=target, dtype=dtype, causal=causal, buckets=buckets,

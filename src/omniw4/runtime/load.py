@@ -38,9 +38,11 @@ def load(
     Raises:
         CheckpointError: the folder breaks a rule of docs/checkpoint-format.md; no tensor is ever left random.
         ModelError: an architecture that transformers does not know, or cannot build from this config.json.
-        UsageError: a dtype that is none of the above.
+        UsageError: a dtype that is none of the above, or a GPU that is not there.
     """
     device, dtype = torch.device(device), _parse_dtype(dtype)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {str(device)!r}: this machine has no CUDA device", hint='load with device="cpu"')
     checkpoint = Checkpoint.open(folder)
     import omniw4.runtime.hf  # noqa: F401  (registers the quantizer where the hook was not in time)
 

@@ -73,7 +73,7 @@ def run(
             model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
         )
         reference = source.model
-        _require_linears(reference, checkpoint, source.source)
+        require_linears(reference, checkpoint, source.source)
         if (
             dtype == "auto"
             and torch.device(device).type == "cuda"
@@ -132,7 +132,7 @@ def _captured(source: models.LoadedModel, spoken: PromptSet, settings: Verify, n
     return capture_decoding(source, spoken, tokens=tokens, num_step=num_step, position_temperature=0.0)
 
 
-def _require_linears(reference: nn.Module, checkpoint: Checkpoint, name: str) -> None:
+def require_linears(reference: nn.Module, checkpoint: Checkpoint, name: str) -> None:
     linears = models.find_linears(reference)
     missing = [path for path in checkpoint.specs if path not in linears]
     if missing:
@@ -140,6 +140,13 @@ def _require_linears(reference: nn.Module, checkpoint: Checkpoint, name: str) ->
             f"model {name!r} has no linear {missing[0]!r}, which the checkpoint quantizes",
             hint="give the model that the checkpoint was made from with --model",
         )
+    for path, stored in checkpoint.linears.items():
+        found, wanted = tuple(linears[path].weight.shape), (stored.out_features, stored.in_features)
+        if found != wanted:
+            raise ModelError(
+                f"{path} of model {name!r} is {list(found)}, in the checkpoint it is {list(wanted)}",
+                hint="give the model that the checkpoint was made from with --model",
+            )
 
 
 def kernel_path(model: nn.Module) -> str:
