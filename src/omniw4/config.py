@@ -121,6 +121,11 @@ class Recipe(_Section):
     skip: tuple[str, ...] = ()
     overrides: tuple[Override, ...] = ()
 
+    @property
+    def needs_stats(self) -> bool:
+        """Whether it takes calibration statistics."""
+        return self.gptq.enabled or self.smooth.strength > 0
+
 
 class Gates(_Section):
     """Verdicts of ``omniw4 verify``; a gate that is null is not applied."""

@@ -66,7 +66,7 @@ def tokenize(
     Raises:
         DatasetError: no text, fewer than 8 tokens, ``always`` without a BOS token, or a warning under ``strict``.
     """
-    text = "\n\n".join(docs)
+    text = laid_end_to_end(docs)
     if not text.strip():
         raise DatasetError(f"dataset {name!r} holds no text", hint="give a --dataset that does")
     prefix = _bos_prefix(tokenizer, bos)
@@ -89,7 +89,7 @@ def tokenize(
         raise DatasetError(warnings[0], hint="give a longer or broader --dataset, or leave out --strict")
     fingerprint = {
         "dataset": name,
-        "text_sha256": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+        "text_sha256": text_hash(text),
         "tokens_sha256": tokens_hash(tokens, mask),
         "tokens": counted,
         "samples": len(windows),
@@ -106,6 +106,16 @@ def dataset_name(source: str | Path | None) -> str:
     if source is None:
         return BUILTIN
     return Path(source).name if Path(source).exists() else str(source)
+
+
+def laid_end_to_end(docs: list[str]) -> str:
+    """One text of several documents, with an empty line between two."""
+    return "\n\n".join(docs)
+
+
+def text_hash(text: str) -> str:
+    """What identifies a text wherever two uses of one are compared."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def tokens_hash(tokens: torch.Tensor, mask: torch.Tensor) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ class Text:
     """
 
     def __init__(self, dataset: str | None) -> None:
-        from omniw4.calibrate.dataset import dataset_name, read_text
+        from omniw4.calibrate.dataset import dataset_name, laid_end_to_end, read_text, text_hash
         from omniw4.calibrate.sources import read_hidden
 
         self.name = dataset_name(dataset)
@@ -42,8 +41,7 @@ class Text:
             self.hash = self.hidden.fingerprint["source_sha256"]
         else:
             self.documents = read_text(dataset)
-            whole = "\n\n".join(self.documents).encode("utf-8", "surrogatepass")
-            self.hash = hashlib.sha256(whole).hexdigest()
+            self.hash = text_hash(laid_end_to_end(self.documents))
 
     def examples(self, loaded: LoadedModel, settings: Distill, bos: str) -> tuple[str, list[Example], list[Example]]:
         """Path of the module that is trained ('' for the whole model), training and held-out sequences.

@@ -54,18 +54,16 @@ def command(
     from omniw4.checkpoint import Checkpoint
     from omniw4.storage import atomic_write
     from omniw4.verify import heldout
-    from omniw4.verify.run import require_linears
+    from omniw4.verify.run import require_linears, same_source
     from omniw4.verify.sensitivity import measure_sensitivity
 
     options.check_device(device)
     checkpoint = Checkpoint.open(directory)
     source = models.load(model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
     require_linears(source.model, checkpoint, source.source)
-    if source.hash != checkpoint.provenance["source"].get("hash"):
+    if not (gate := same_source(checkpoint, source)).passed:
         output.warn(
-            f"the checkpoint was made from {checkpoint.provenance['source'].get('name')!r} with other files than"
-            f" {source.source!r} holds now: gains say nothing then",
-            "give the model that the checkpoint was made from with --model",
+            f"{gate.detail}: gains say nothing then", "give the model that the checkpoint was made from with --model"
         )
     if all(spec.act_bits != 4 for spec in checkpoint.specs.values()):
         raise UsageError(

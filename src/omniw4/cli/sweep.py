@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,7 +84,9 @@ def command(
         "gguf_file": gguf_file,
         "trust_remote_code": trust_remote_code,
     }
-    _check_first(chosen, stats, models.skeleton(model, gguf_file=gguf_file), seq_len)
+    loaded = {label: settings.load(source, assignments) for label, source, assignments in chosen}
+    models.check_positions(models.skeleton(model, gguf_file=gguf_file), seq_len)
+    _check_stats(loaded, stats)
     known = _finished(out)
     others = {label for label, row in known.items() if row["fingerprint"] != fingerprint}
     if others and not overwrite:
@@ -95,7 +98,7 @@ def command(
         earlier = known | _finished(folder.partial)
         rows = [row for label, row in earlier.items() if label not in labels and row["fingerprint"] == fingerprint]
         for label, source, assignments in chosen:
-            found = settings.load(source, assignments)
+            found = loaded[label]
             key = json.dumps(found.recipe.model_dump(mode="json"), sort_keys=True)
             kept = earlier.get(label)
             if kept is not None and kept["key"] == key and kept["fingerprint"] == fingerprint:
@@ -109,7 +112,7 @@ def command(
                 quantize.command(
                     model=model,
                     out=checkpoint,
-                    stats=stats if found.recipe.gptq.enabled or found.recipe.smooth.strength else None,
+                    stats=stats if found.recipe.needs_stats else None,
                     config=source,
                     assignments=assignments,
                     distill_dataset=distill_dataset if found.recipe.distill.steps else None,
@@ -131,7 +134,7 @@ def command(
                 }
             )
             atomic_write_json(folder.partial / _RESULTS, {"recipes": rows})
-            _remove(checkpoint)
+            shutil.rmtree(checkpoint, ignore_errors=True)
         document = {
             "model": Path(model).name,
             "datasets": fingerprint["datasets"],
@@ -147,14 +150,10 @@ def command(
     output.result(_text(document, out), document)
 
 
-def _check_first(chosen: list[tuple[str, str, list[str]]], stats: Path | None, skeleton: Any, seq_len: int) -> None:
+def _check_stats(loaded: dict[str, configs.Config], stats: Path | None) -> None:
     """What would end the run at a later recipe, said before the first."""
-    from omniw4.model import check_positions
-
-    check_positions(skeleton, seq_len)
-    for label, source, assignments in chosen:
-        recipe = settings.load(source, assignments).recipe
-        if stats is None and (recipe.gptq.enabled or recipe.smooth.strength):
+    for label, found in loaded.items():
+        if stats is None and found.recipe.needs_stats:
             raise UsageError(
                 f"recipe {label!r} needs calibration statistics",
                 hint="run `omniw4 calibrate MODEL --out DIR` and give `--stats DIR`, or compare data-free ones",
@@ -232,12 +231,6 @@ def _named(text: str | None) -> str:
     from omniw4.calibrate.dataset import dataset_name
 
     return dataset_name(text)
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _text(document: dict[str, Any], out: Path) -> str:

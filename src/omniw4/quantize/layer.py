@@ -153,7 +153,7 @@ def _check(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe)
                 )
     path, k = linears[0].path, linears[0].weight.shape[-1]
     if stats is None:
-        if recipe.gptq.enabled or recipe.smooth.strength > 0:
+        if recipe.needs_stats:
             raise StatsError(
                 f"the recipe needs calibration statistics of {path}, and there are none",
                 hint="run omniw4 calibrate and give its folder with --stats, or use the data-free --config rtn",

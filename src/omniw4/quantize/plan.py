@@ -238,8 +238,7 @@ def make_plan(
         )
         for path, shape in shapes.items()
     )
-    needs_stats = recipe.gptq.enabled or recipe.smooth.strength > 0
-    return Plan(entries, needs_stats, source_bytes_per_weight)
+    return Plan(entries, recipe.needs_stats, source_bytes_per_weight)
 
 
 def base_spec(recipe: Recipe) -> LinearSpec:

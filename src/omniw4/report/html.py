@@ -19,14 +19,18 @@ def page(document: dict[str, Any], *, with_plots: bool = True) -> str:
     Raises:
         UsageError: plots are wanted and matplotlib is missing.
     """
-    css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    name = escape(document["name"])
     body = "\n".join(part for part in _sections(document, with_plots=with_plots) if part)
+    return shell(f"{document['name']} · omniw4 report", body)
+
+
+def shell(title: str, body: str) -> str:
+    """A whole page around its body: no script, nothing fetched."""
+    css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # an icon of no bytes, or the browser looks for one beside the file
-        f'<link rel="icon" href="data:,">\n<title>{name} · omniw4 report</title>\n<style>\n{css}</style>\n</head>\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n'
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from omniw4.report import html, markdown, plots
@@ -74,7 +73,6 @@ def to_html(document: dict[str, Any], *, with_plots: bool = True) -> str:
     Raises:
         UsageError: plots are wanted and matplotlib is missing.
     """
-    css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     lead = f"{document['model']}, {document['windows']} windows of {document['seq_len']} tokens a text"
     parts = [f'<h1>Recipes compared</h1><p class="lead">{escape(lead)}</p>']
     if with_plots:
@@ -83,13 +81,7 @@ def to_html(document: dict[str, Any], *, with_plots: bool = True) -> str:
         )
         parts.append(f'<div class="plots">{html._figure("Quality over size; lower left is better", drawn)}</div>')
     parts.append(f"<h2>All recipes</h2>{html._table(table(document))}")
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<link rel="icon" href="data:,">\n<title>omniw4 sweep</title>\n<style>\n{css}</style>\n</head>\n'
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html.shell("omniw4 sweep", "\n".join(parts))
 
 
 def _cost(row: dict[str, Any]) -> tuple[str, float, float] | None:

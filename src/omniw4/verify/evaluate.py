@@ -36,6 +36,10 @@ class Item:
     keep: torch.Tensor
     labels: torch.Tensor | None = None
 
+    def inputs_on(self, device: torch.device | str) -> dict[str, Any]:
+        """The keyword arguments with their tensors moved."""
+        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in self.inputs.items()}
+
 
 @dataclass
 class Outputs:
@@ -60,8 +64,7 @@ class Forward:
     codebooks: int = 1
 
     def __call__(self, sequence: Item, device: torch.device | str) -> Outputs:
-        inputs = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in sequence.inputs.items()}
-        output = self.model(**inputs)
+        output = self.model(**sequence.inputs_on(device))
         keep = sequence.keep.to(device)
         logits, hidden = getattr(output, "logits", None), getattr(output, "last_hidden_state", None)
         hidden = None if hidden is None else hidden[0][keep]

@@ -96,7 +96,7 @@ def run(
         result.windows, result.bos, result.warnings = data.record, data.bos, data.warnings
         quantized = load(directory, device, result.dtype, trust_remote_code=trust_remote_code)
         result.path = kernel_path(quantized)
-    result.gates.append(_same_source(checkpoint, source))
+    result.gates.append(same_source(checkpoint, source))
     result.gates.append(_share_untouched(reference, quantized, set(checkpoint.specs)))
     with _stage(result, "layers"):
         inputs: dict[str, torch.Tensor] = {}
@@ -222,7 +222,7 @@ def _check_layers(
         result.gates.append(holds("ops_within_tolerance", not broken["ops"], _some(broken["ops"])))
 
 
-def _same_source(checkpoint: Checkpoint, given: models.LoadedModel) -> Gate:
+def same_source(checkpoint: Checkpoint, given: models.LoadedModel) -> Gate:
     recorded = checkpoint.provenance["source"]
     same = recorded.get("hash", "") == given.hash
     detail = f"the checkpoint was made from {recorded.get('name')!r} with other files than {given.source!r} holds now"

@@ -87,12 +87,12 @@ def measure_sensitivity(
     """
     with Student(model, linears, train_scales=False) as student, torch.inference_mode():
         with student.teacher() as teacher:
-            wanted = [outputs_of(teacher(**_inputs(i, device)), i.keep[None].to(device)) for i in items]
+            wanted = [outputs_of(teacher(**i.inputs_on(device)), i.keep[None].to(device)) for i in items]
 
         def loss() -> float:
             total = count = 0.0
             for item, (kind, outputs) in zip(items, wanted, strict=True):
-                _, found = outputs_of(model(**_inputs(item, device)), item.keep[None].to(device))
+                _, found = outputs_of(model(**item.inputs_on(device)), item.keep[None].to(device))
                 total += float(distance(kind, outputs, found)) * outputs.shape[0]
                 count += outputs.shape[0]
             return total / count
@@ -112,7 +112,3 @@ def measure_sensitivity(
             all_at_8 = loss()
     gains.sort(key=lambda gain: (-gain.gain, gain.path))
     return Sensitivity(wanted[0][0], baseline, all_at_8, gains)
-
-
-def _inputs(item: Item, device: torch.device | str) -> dict[str, object]:
-    return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in item.inputs.items()}

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from omniw4.calibrate.dataset import laid_end_to_end
 from omniw4.errors import DatasetError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SEPARATOR = "\n\n"  # between two documents
 CHARACTERS_A_TOKEN = 256  # text looked at for each token wanted; bounds the tokenizer's work on a large data set
 
 
@@ -39,7 +39,7 @@ def make_windows(
     Raises:
         DatasetError: the text does not fill one window.
     """
-    text = SEPARATOR.join(documents)[: count * seq_len * CHARACTERS_A_TOKEN]
+    text = laid_end_to_end(documents)[: count * seq_len * CHARACTERS_A_TOKEN]
     tokens = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
     own = seq_len - (bos_id is not None)  # tokens of the text in a window
     fitting = min(count, len(tokens) // own)
