@@ -13,12 +13,12 @@ from omniw4.errors import ModelError
 SLICE = 512  # rows of logits whose FP32 log-probabilities exist at a time
 
 
-def outputs_of(result: Any, keep: torch.Tensor) -> tuple[str, torch.Tensor]:
+def outputs_of(result: Any, keep: torch.Tensor | None) -> tuple[str, torch.Tensor]:
     """What a forward said about the counted positions: its logits, or the last hidden state of a headless model.
 
     Args:
         result: what a Hugging Face model returned.
-        keep: ``[B, L]`` bool.
+        keep: ``[B, L]`` bool; None counts every position, without waiting for a GPU to say which.
 
     Returns:
         ``"logits"`` and ``[T, V]``, or ``"hidden"`` and ``[T, H]``.
@@ -29,7 +29,7 @@ def outputs_of(result: Any, keep: torch.Tensor) -> tuple[str, torch.Tensor]:
     for kind, name in (("logits", "logits"), ("hidden", "last_hidden_state")):
         found = getattr(result, name, None)
         if found is not None:
-            return kind, found[keep]
+            return kind, found.flatten(0, 1) if keep is None else found[keep]
     raise ModelError(f"{type(result).__name__} holds neither logits nor a last hidden state")
 
 

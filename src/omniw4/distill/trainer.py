@@ -7,6 +7,7 @@ and for evaluation must be three different ones: this module sees the first two.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import nn
 
 from omniw4.config import Distill
 from omniw4.distill import state as states
+from omniw4.distill.graph import GraphedLoss
 from omniw4.distill.loss import distance, outputs_of
 from omniw4.distill.student import Student
 from omniw4.errors import NonFiniteError
@@ -27,6 +29,8 @@ from omniw4.errors import NonFiniteError
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 _MIN_RMS = 1e-6  # of a factor that is all zero
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ def distill(
 ) -> Report:
     """Train a student in place and leave it in its best state.
 
-    Runs under BF16 autocast on a GPU and in FP32 on a CPU. The same inputs give the same parameters on the same
+    Runs under BF16 autocast on a GPU, there as a CUDA graph where every position of every sequence counts and nothing
+    is recomputed, and in FP32 on a CPU. The same inputs give the same parameters on the same
     machine, also when the run was cut off and resumed from ``folder``.
 
     Args:
@@ -113,6 +118,7 @@ class _Run:
         self.best: dict[str, torch.Tensor] = {}
         self.best_step = 0
         self.kind = ""
+        self.graphs: dict[Any, GraphedLoss | None] = {}  # by what was captured; None: it could not be
 
     def train(self, on_progress: Callable[[Progress], None] | None) -> Report:
         began, steps = time.monotonic(), self.settings.steps
@@ -155,12 +161,10 @@ class _Run:
         rate = cosine(step, self.settings.steps, self.settings.warmup)
         for group, relative in zip(self.optimizer.param_groups, self.rates.values(), strict=True):
             group["lr"] = self.settings.lr * relative * rate
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=False)  # graphs add to the tensors that are there
         total = 0.0
         for stacked, share in _stack(batch, self.settings.micro_batch):
-            loss = self._loss(stacked) * share
-            loss.backward()
-            total += float(loss.detach())
+            total += float(self._gradients(stacked, share)) * share
         if not math.isfinite(total):
             raise NonFiniteError(
                 f"the distillation loss became {total} at step {step}",
@@ -170,9 +174,32 @@ class _Run:
         self.optimizer.step()
         return total
 
+    def _gradients(self, example: Example, share: float) -> torch.Tensor:
+        """Add ``share`` times the gradients of the loss; returns the loss."""
+        graph = self._graph(example, share)
+        if graph is not None:
+            return graph(example)
+        loss = self._loss(example)
+        (loss * share).backward()
+        return loss.detach()
+
+    def _graph(self, example: Example, share: float | None) -> GraphedLoss | None:
+        """The graph of a loss, without gradients for ``share`` None; None where it cannot be captured."""
+        if self.device.type != "cuda" or self.settings.checkpointing or not bool(example.keep.all()):
+            return None
+        key = (share, tuple(sorted((name, str(shape)) for name, shape in _shapes(example).items())))
+        if key not in self.graphs:
+            parameters = [] if share is None else list(self.parameters.values())
+            try:
+                self.graphs[key] = GraphedLoss(self._loss, example, parameters, share or 0.0)
+            except RuntimeError as e:  # a model that waits for the GPU in its forward
+                log.warning("distilling without a CUDA graph, several times slower: %s", str(e).splitlines()[0])
+                self.graphs[key] = None
+        return self.graphs[key]
+
     def _loss(self, example: Example) -> torch.Tensor:
         inputs = {k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in example.inputs.items()}
-        keep = example.keep.to(self.device)
+        keep = None if bool(example.keep.all()) else example.keep.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             with self.student.teacher() as teacher:
                 self.kind, wanted = outputs_of(teacher(**inputs), keep)
@@ -183,8 +210,10 @@ class _Run:
     @torch.no_grad()
     def _held_out(self) -> float:
         """Mean loss over the selection sequences."""
-        shares = _stack(list(self.selection), self.settings.micro_batch)
-        return sum(float(self._loss(stacked)) * share for stacked, share in shares)
+        total = 0.0
+        for stacked, share in _stack(list(self.selection), self.settings.micro_batch):
+            total += float((self._graph(stacked, None) or self._loss)(stacked)) * share
+        return total
 
     def _find_kind(self) -> str:
         self._held_out()
