@@ -4,15 +4,19 @@ and in a graph, and the fused engine with each of its linear back ends.
 The model has the size of OmniVoice's backbone and random weights, so that nothing is fetched; two sequences of P/2
 tokens each look both ways, as a conditional and an unconditional row do. Its weights are quantized to the nearest INT4
 with integer scales and given a random low-rank branch: what codes are does not change how long they take. Before an
-engine is timed its output is compared: dense back ends with transformers, quantized ones with the reference in plain
-torch.
+engine is timed its output is judged: dense back ends by their distance from transformers, quantized ones by their
+distance from w16, which is the same codes and low-rank branches with activations that are not quantized. The reference
+in plain torch has such a distance too, the price of quantizing activations, and an engine may have little more. It
+cannot be compared with the reference itself: the last bit of a sum decides now and then into which code a value is
+rounded, and through 28 layers such differences grow as large as the price.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +28,10 @@ from omniw4.bench.result import BackboneRow, OnProgress, Progress
 from omniw4.bench.timing import REPETITIONS, WARMUP, Timing, measure, measure_eager
 from omniw4.errors import UsageError
 from omniw4.ops.checks import HALVES
+from omniw4.runtime import qwen3_weights
 from omniw4.runtime.engine import BUCKETS, Qwen3Engine
-from omniw4.runtime.linear import W4A4Linear
-from omniw4.tensors import LinearSpec
+from omniw4.runtime.qwen3 import LayerWeights
+from omniw4.tensors import LinearSpec, QuantizedLinear
 
 SIZES: dict[str, int] = {
     "hidden_size": 1024,
@@ -46,8 +51,8 @@ TOKENS = (128, 256, 384, 704, 1024, 2048)
 SEQUENCES = 2
 CALLS = 8  # steps a sample: the host runs ahead of the GPU, as it does in a decoding loop
 # Relative error of the last hidden state that an engine may have. Dense: rounding through 28 layers. FP8: its grid.
-# Quantized, against the reference on the same codes: what falls on the other side of a rounding edge.
-TOLERANCES = {"fp16": 0.02, "bf16": 0.15, "fp8": 0.25, "w4a4": 0.15, "w4a8": 0.05}
+TOLERANCES = {"fp16": 0.02, "bf16": 0.15, "fp8": 0.25}
+EXCESS = 1.1  # times the reference's distance from w16 that a quantized engine may have
 
 
 def bench_backbone(
@@ -127,16 +132,19 @@ def _rows(
         for count in wanted:
             yield _baseline(name, model, count, device, dtype, warmup, repetitions)
         return
-    started = time.perf_counter()
-    source, kept = model, None
+    source = model
     own = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": dtype if dtype in HALVES else torch.bfloat16}
     if name.startswith("w4"):
         source = with_random_quantized(model, LinearSpec(scale_type="integer"))
     elif own[name] != dtype:
         source = random_backbone({key: getattr(model.config, key) for key in SIZES}, device, own[name])
+    targets, limits = wanted, dict.fromkeys(wanted, TOLERANCES.get(name, 0.0))
     if name.startswith("w4"):
-        kept = _reference(source, wanted, device, name)
+        targets = _plain(source, wanted, 16)
+        reference = _plain(source, wanted, 8 if name == "w4a8" else 4)
+        limits = {count: EXCESS * _error(reference[count], targets[count]) for count in wanted}
     buckets = sorted({next((size for size in BUCKETS if size >= count), count) for count in wanted})
+    started = time.perf_counter()
     engine = Qwen3Engine.from_model(
         source, backend=name, buckets=buckets, layout=layout if name.startswith("w4") else None, max_sequences=SEQUENCES
     )
@@ -144,18 +152,17 @@ def _rows(
     seconds = time.perf_counter() - started
     for count in wanted:
         inputs = packed_inputs(count, engine.config.hidden_size, device, engine.dtype)
-        found = engine(*inputs)
-        against = wanted[count].reshape(count, -1) if kept is None else kept[count]
-        error = float((found.double() - against.double()).norm() / against.double().norm())
-        checked = error < TOLERANCES[name]
+        error = _error(engine(*inputs), targets[count])
+        checked = error <= limits[count]  # not when it is NaN
         timing = None
         if checked:
             timing = _time(lambda inputs=inputs: engine(*inputs), device, warmup, repetitions)  # type: ignore[misc]
         bucket = next(size for size in buckets if size >= count)
         yield BackboneRow(
-            name, count, bucket, _name(engine.dtype), checked, error, timing, weight_bytes=memory.weights,
-            total_bytes=memory.total, start_up_seconds=seconds, attention=engine.attention,
-            note="" if checked else f"not timed: error {error:.3g} is above {TOLERANCES[name]}",
+            name, count, bucket, _name(engine.dtype), checked, error if math.isfinite(error) else None, timing,
+            limit=limits[count], weight_bytes=memory.weights, total_bytes=memory.total, start_up_seconds=seconds,
+            attention=engine.attention,
+            note="" if checked else f"not timed: error {error:.3g} is above {limits[count]:.3g}",
         )  # fmt: skip
 
 
@@ -214,17 +221,29 @@ def _baseline(
     return BackboneRow(name, count, count, _name(dtype), True, None, timing, start_up_seconds=seconds, note=note)
 
 
-def _reference(
-    source: nn.Module, wanted: dict[int, torch.Tensor], device: torch.device, name: str
-) -> dict[int, torch.Tensor]:
-    """What the quantized linears give in plain torch, one by one, with the activation bits of the back end."""
-    if name == "w4a8":
-        for module in source.modules():
-            if isinstance(module, W4A4Linear):
-                module.spec = replace(module.spec, act_bits=8, act_clip=1.0)
-    reference = Qwen3Engine.from_model(source, backend="reference", buckets=())
-    width = reference.config.hidden_size
-    return {count: reference(*packed_inputs(count, width, device, reference.dtype)) for count in wanted}
+def _plain(source: nn.Module, counts: Iterable[int], act_bits: int) -> dict[int, torch.Tensor]:
+    """Hidden states ``[P, H]`` of the quantized model in plain torch, one linear after the other."""
+
+    def altered(layer: LayerWeights) -> LayerWeights:
+        parts: dict[str, Any] = {
+            name: replace(part, spec=replace(part.spec, act_bits=act_bits))
+            for name, part in vars(layer).items()
+            if isinstance(part, QuantizedLinear)
+        }
+        return replace(layer, **parts)
+
+    weights = qwen3_weights.from_model(source)
+    weights.layers = [altered(layer) for layer in weights.layers]
+    device, dtype = weights.norm.device, weights.norm.dtype
+    engine = Qwen3Engine(weights, backend="reference", device=device, dtype=dtype, buckets=())
+    width = engine.config.hidden_size
+    return {count: engine(*packed_inputs(count, width, device, dtype)) for count in counts}
+
+
+def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """``‖found − wanted‖ / ‖wanted‖``, whichever of the two shapes tokens have."""
+    wanted = wanted.double().reshape(found.shape)
+    return float((found.double() - wanted).norm() / wanted.norm())
 
 
 def _time(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int, calls: int = CALLS) -> Timing:

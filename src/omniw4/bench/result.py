@@ -116,8 +116,10 @@ class BackboneRow:
     bucket: int  # tokens the GPU works on: P, or the bucket it is padded to
     dtype: str
     checked: bool
-    error: float | None  # relative, against transformers or the reference; None for a baseline
+    # relative: from transformers, or from w16 where activations are quantized; None for a baseline, or when not finite
+    error: float | None
     timing: Timing | None
+    limit: float | None = None  # up to which the error is taken for right
     speedups: dict[str, float] = field(default_factory=dict)  # median of another row of the same P over this one's
     weight_bytes: int | None = None  # of the layers' linears, as they run
     total_bytes: int | None = None  # of the engine: weights, norms, tables, static buffers, graphs
