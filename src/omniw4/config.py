@@ -73,6 +73,7 @@ class LowRank(_Section):
     rank: Whole = Field(16, ge=0, le=256)
     rounds: Whole = Field(3, ge=1)
     init: Literal["zero", "svd_weight"] = "zero"
+    whiten: Literal["none", "diagonal", "full"] = "none"
 
 
 class Override(_Section):
@@ -124,7 +125,7 @@ class Recipe(_Section):
     @property
     def needs_stats(self) -> bool:
         """Whether it takes calibration statistics."""
-        return self.gptq.enabled or self.smooth.strength > 0
+        return self.gptq.enabled or self.smooth.strength > 0 or self.lowrank.whiten != "none"
 
 
 class Gates(_Section):

@@ -315,3 +315,27 @@ def test_a_group_that_needs_more_damping_does_not_change_its_neighbours() -> Non
     assert any("not positive definite" in text for text in report.warnings)
     for tensor_name, tensor in alone.tensors().items():
         assert torch.equal(beside.tensors()[tensor_name], tensor), tensor_name
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_a_whitened_branch_lowers_the_output_error(kind: str) -> None:
+    """Of the same codes: nearest ones, to which the branch is fitted once."""
+    gptq = {"enabled": False, "hessian": "plain", "damp": 1e-4}
+    recipe = {"gptq": gptq, "lowrank": {"init": "zero", "rounds": 1}, "rotation": "none", "smooth": {"strength": 0.0}}
+    x, w = inputs(2000, 192), weights(128, 192)
+    plain, whitened = (
+        config.load("default", {"recipe": {**recipe, "lowrank": {**recipe["lowrank"], "whiten": whiten}}}).recipe
+        for whiten in ("none", kind)
+    )
+    assert torch.equal(run(w, plain, x)[0].qweight, run(w, whitened, x)[0].qweight)
+    assert run(w, whitened, x)[1].relative_error < 0.9 * run(w, plain, x)[1].relative_error
+    assert whitened.needs_stats
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_whitening_by_inputs_that_are_all_zero_is_no_whitening(kind: str) -> None:
+    recipe = recipe_of("default", whiten=kind)
+    quantized, _ = run(weights(64, 64), recipe, torch.zeros(99, 64))
+    assert quantized.proj_down is not None
+    assert bool(quantized.proj_down.isfinite().all())
+    assert bool(quantized.proj_down.any())

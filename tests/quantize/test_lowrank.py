@@ -6,7 +6,7 @@ import pytest
 import torch
 from quantize_problems import weights
 
-from omniw4.quantize.lowrank import eigenpairs, energy_share, subspace_iteration, svd_lowrank
+from omniw4.quantize.lowrank import Whitening, eigenpairs, energy_share, subspace_iteration, svd_lowrank
 
 SHAPES = [(96, 160), (160, 96), (64, 64), (8, 192)]
 
@@ -113,3 +113,28 @@ def test_a_stack_is_fitted_matrix_by_matrix() -> None:
     for index, residual in enumerate(stack):
         alone = svd_lowrank(residual, 8, torch.float16)
         torch.testing.assert_close(together[index].product(), alone.product(), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_whitened_branch_is_the_optimum_in_the_outputs(n: int, k: int, diagonal: bool) -> None:
+    residual = weights(n, k)
+    x = torch.randn(4 * k, k, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+    x = x * torch.linspace(0.05, 4, k, dtype=torch.float64)
+    hessian = x.T @ x / len(x) + 0.01 * torch.eye(k, dtype=torch.float64)
+    if diagonal:
+        hessian = hessian.diagonal().diag()
+    inverse = torch.linalg.inv(hessian)
+    upper = torch.linalg.cholesky(inverse, upper=True)
+    whitening = Whitening(upper.diagonal() if diagonal else upper, diagonal=diagonal)
+    root = torch.linalg.cholesky(hessian)
+    wanted = optimum(residual.double() @ root, 8)
+
+    def error(low: torch.Tensor) -> float:
+        return float(((residual - low).double() @ root).square().sum())
+
+    found = error(svd_lowrank(residual, 8, torch.float16, whitening).product())
+    total = error(torch.zeros_like(residual))
+    assert wanted - 1e-9 * total <= found <= wanted + 1e-5 * total
+    if n > 8:
+        assert found < 0.95 * error(svd_lowrank(residual, 8, torch.float16).product())

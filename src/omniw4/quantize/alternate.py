@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from omniw4.config import Recipe
-from omniw4.quantize.lowrank import LowRank, energy_share, svd_lowrank
+from omniw4.quantize.lowrank import LowRank, Whitening, energy_share, svd_lowrank
 from omniw4.quantize.measure import relative_error
 from omniw4.quantize.scales import Rounded
 
@@ -36,10 +36,11 @@ class Stack:
     target: torch.Tensor  # [B, N, K] float32, what is to be approximated
     rank: int
     dtype: torch.dtype  # of the low-rank factors
+    whitening: Whitening | None = None  # of the B inputs
 
     def fit(self, residual: torch.Tensor) -> LowRank | None:
         """The low-rank branch ``[B, ...]`` that holds most of a residual ``[B, N, K]``; None at rank 0."""
-        return svd_lowrank(residual, self.rank, self.dtype) if self.rank else None
+        return svd_lowrank(residual, self.rank, self.dtype, self.whitening) if self.rank else None
 
 
 @dataclass

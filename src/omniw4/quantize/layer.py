@@ -18,6 +18,7 @@ from omniw4.config import Recipe
 from omniw4.errors import NonFiniteError, StatsError
 from omniw4.quantize.alternate import Outcome, Quantizer, Stack, alternate, complete, without
 from omniw4.quantize.gptq import Factor, factorise, gptq
+from omniw4.quantize.lowrank import Whitening
 from omniw4.quantize.measure import relative_error, sqnr_db
 from omniw4.quantize.refine import coordinate_descent
 from omniw4.quantize.rotate import transform_hessian, transform_weight
@@ -103,12 +104,14 @@ def quantize_groups(
     for linears, known in zip(groups, stats, strict=True):
         _check(linears, known, recipe)
     spaces, objective = _input_spaces(groups, stats, recipe)
-    factor = factorise(objective, recipe.gptq.damp) if recipe.gptq.enabled and objective is not None else None
+    factored = recipe.gptq.enabled or recipe.lowrank.whiten == "full"
+    factor = factorise(objective, recipe.gptq.damp) if factored and objective is not None else None
     if factor is not None and factor.log and len(groups) > 1:
         return [quantize_group(linears, known, recipe) for linears, known in zip(groups, stats, strict=True)]
     hessian = None if objective is None else objective.float()
     del objective
-    stacks = [_stack([group[i] for group in groups], spaces) for i in range(len(groups[0]))]
+    whitening = _whitening(hessian, factor, recipe)
+    stacks = [_stack([group[i] for group in groups], spaces, whitening) for i in range(len(groups[0]))]
     method, quantize = _choose_quantizer(hessian, factor, groups[0][0], recipe)
     outcomes = alternate(stacks, hessian, quantize, recipe)
     data_free = [_data_free_errors(twins, spaces) for twins in zip(*groups, strict=True)] if method == "gptq" else None
@@ -206,11 +209,22 @@ def _smoothing(linears: Sequence[Linear], stats: LinearStats, recipe: Recipe) ->
     return smoothing_vector(act, weight, recipe.smooth.strength, linears[0].stored_dtype)
 
 
-def _stack(twins: Sequence[Linear], spaces: Sequence[InputSpace]) -> Stack:
+def _whitening(hessian: torch.Tensor | None, factor: Factor | None, recipe: Recipe) -> Whitening | None:
+    """What the recipe whitens the low-rank branch by; None for inputs that calibration never saw."""
+    if recipe.lowrank.whiten == "full" and factor is not None and factor.upper is not None:
+        return Whitening(factor.upper, diagonal=False)
+    if recipe.lowrank.whiten == "diagonal" and hessian is not None:
+        diagonal = hessian.diagonal(dim1=-2, dim2=-1)
+        damped = diagonal + recipe.gptq.damp * diagonal.mean(-1, keepdim=True)
+        return Whitening(damped.rsqrt(), diagonal=True) if bool((damped > 0).all()) else None
+    return None
+
+
+def _stack(twins: Sequence[Linear], spaces: Sequence[InputSpace], whitening: Whitening | None = None) -> Stack:
     """The same linear of several groups, in the transformed space."""
     first = twins[0]
     targets = [transform_weight(t.weight, t.spec.rotation, s.smooth) for t, s in zip(twins, spaces, strict=True)]
-    return Stack(torch.stack(targets), first.spec.rank, first.stored_dtype)
+    return Stack(torch.stack(targets), first.spec.rank, first.stored_dtype, whitening)
 
 
 def _stacked(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -234,7 +248,7 @@ def _choose_quantizer(
     hessian: torch.Tensor | None, factor: Factor | None, first: Linear, recipe: Recipe
 ) -> tuple[str, Quantizer]:
     rule, scale_type = recipe.weights.scale, first.spec.scale_type
-    if hessian is not None and factor is not None and factor.upper is not None:
+    if recipe.gptq.enabled and hessian is not None and factor is not None and factor.upper is not None:
         damped = hessian.clone()
         diagonal = damped.diagonal(dim1=-2, dim2=-1)  # [B, K], a view
         diagonal.add_(factor.damp * diagonal.mean(-1, keepdim=True))
@@ -246,7 +260,7 @@ def _choose_quantizer(
         importance = hessian.diagonal(dim1=-2, dim2=-1)
     else:
         importance = torch.ones(first.weight.shape[-1], device=first.weight.device)
-    method = "rtn" if factor is None else "rtn-fallback"
+    method = "rtn-fallback" if recipe.gptq.enabled and factor is not None else "rtn"
     return method, Quantizer(partial(round_to_nearest, importance=importance, rule=rule, scale_type=scale_type))
 
 

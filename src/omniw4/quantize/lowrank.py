@@ -25,8 +25,33 @@ class LowRank:
         return LowRank(self.up[index], self.down[index])
 
 
-def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype) -> LowRank:
-    """Truncated singular value decomposition: the optimum of Eckart and Young.
+@dataclass(frozen=True)
+class Whitening:
+    """A square root S of the inputs' second moments, ``S·Sᵀ = H``: what is small behind it is small in the outputs.
+
+    Args:
+        inverse: ``S⁻¹``: ``[..., K, K]`` upper triangular (:func:`omniw4.quantize.gptq.factorise`), or ``[..., K]``,
+            its diagonal. H is damped there, so no direction is blown up on the way back, and none need be cut off.
+    """
+
+    inverse: torch.Tensor
+    diagonal: bool
+
+    def apply(self, weight: torch.Tensor) -> torch.Tensor:
+        """``W·S`` of ``[..., N, K]``, FP64."""
+        inverse = self.inverse.double()
+        if self.diagonal:
+            return weight.double() / inverse[..., None, :]
+        return torch.linalg.solve_triangular(inverse, weight.double(), upper=True, left=False)
+
+    def undo(self, down: torch.Tensor) -> torch.Tensor:
+        """``[..., K, R]`` behind S, as it is without: ``S⁻ᵀ·down``."""
+        inverse = self.inverse.to(down.dtype)
+        return inverse[..., None] * down if self.diagonal else inverse.transpose(-1, -2) @ down
+
+
+def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening: Whitening | None = None) -> LowRank:
+    """Truncated singular value decomposition: the optimum of Eckart and Young, in the outputs with a whitening.
 
     Takes the leading eigenvectors of the smaller Gram matrix in FP64 (which keeps half of FP64's digits of the small
     singular values, more than FP32 has): all of them on a CPU, exact up to rounding; by subspace iteration on a GPU,
@@ -38,9 +63,11 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype) -> LowRan
         residual: ``[..., N, K]`` float.
         rank: R, at least 1.
         dtype: float16 or bfloat16, what the factors are rounded to.
+        whitening: of the inputs. The approximation then minimizes ``‖(residual - L)·S‖`` (as SVD-LLM does,
+            arXiv 2403.07378) instead of ``‖residual - L‖``.
     """
     n, k = residual.shape[-2:]
-    r = residual.double()
+    r = residual.double() if whitening is None else whitening.apply(residual)
     transposed = r.transpose(-1, -2)
     wide = n <= k
     kept = min(rank, n, k)
@@ -52,6 +79,8 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype) -> LowRan
     mine = leading * root
     other = ((transposed if wide else r) @ leading) * inverse_root  # sigma·(other vector)/√sigma
     up, down = (mine, other) if wide else (other, mine)
+    if whitening is not None:
+        down = whitening.undo(down)
     return LowRank(_padded(up, rank).to(dtype), _padded(down, rank).to(dtype))
 
 
