@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
         for (int i = 0; i < Plan::kStages; ++i) {
             ptx::mbarrier_init(base + i * Plan::kStageBytes + Plan::kFull, 1);
-            ptx::mbarrier_init(base + i * Plan::kStageBytes + Plan::kEmpty, Tile::kRowGroups * 4);
+            ptx::mbarrier_init(base + i * Plan::kStageBytes + Plan::kEmpty, Tile::kWarpgroups * 4);
         }
         ptx::mbarrier_init_fence();
     }

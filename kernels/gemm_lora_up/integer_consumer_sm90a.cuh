@@ -43,6 +43,12 @@ struct Consumer {
         if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(stage + Plan::kEmpty);
     }
 
+    // Goes past stages that are other splits'. Who only counted them could be a whole round of the ring ahead, and take
+    // the end of one round for that of the next: a barrier tells no more than a parity.
+    __device__ __forceinline__ void pass(int count) {
+        for (; count > 0; --count) release(ring.next_full());
+    }
+
     __device__ __forceinline__ void widen(uint32_t stage, int first_group, Weights& a) const {
         const uint32_t blocks = stage + Plan::kWeights + (row_group() * kRowBlocks * 2 + first_group) * kBlockBytes;
         uint32_t word[kRowBlocks][kUnit][4], scales[kRowBlocks][kUnit];
@@ -104,17 +110,17 @@ struct Consumer {
         const int stages = problem.stages();
         int left = (stages - split() + kSplits - 1) / kSplits;  // of this warpgroup's
         if (left <= 0) {
-            ring.skip(stages);
+            pass(stages);
             return;
         }
         const int behind = (stages - split() - 1) % kSplits;  // stages after its last
         Weights even, odd;
-        ring.skip(split());
+        pass(split());
         uint32_t current = ring.next_full();
         --left;
         issue(current, 0, even, sums);
         const auto next_stage = [&] {
-            ring.skip(kSplits - 1);
+            pass(kSplits - 1);
             return ring.next_full();
         };
         if constexpr (kUnit == 2) {
@@ -147,7 +153,7 @@ struct Consumer {
         ptx::wgmma_wait<0>();
         pin(sums);
         release(current);
-        ring.skip(behind);
+        pass(behind);
     }
 
     // Adds the splits' sums, exactly, in those of the first; the others' are of no use after this.
@@ -225,7 +231,7 @@ struct Consumer {
             multiply(sums);
             add_splits(sums);
             if (split() > 0) {
-                ring.skip(problem.last_stages());
+                pass(problem.last_stages());
                 continue;
             }
             typename Output::Accumulators acc;

@@ -208,3 +208,11 @@ def test_blocks_take_several_tiles(tile: int) -> None:
     for options in ({"epilogue": "residual", "ends": (64, 192), "weights_ready": True}, {"epilogue": "swiglu"}):
         few = gemm(70, 264, 448, 20, tile, multiprocessors=1, **options)  # type: ignore[arg-type]
         assert_same(few, gemm(70, 264, 448, 20, tile, **options), f"tile {tile}, {options}")  # type: ignore[arg-type]
+
+
+# Fewer stages than splits, no multiple of them, many; low-rank steps that fill the ring more than once
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("k", "rank"), [(64, 256), (192, 80), (576, 256), (1088, 16)])
+def test_no_split_runs_a_round_ahead_of_the_others(k: int, rank: int, tile: int) -> None:
+    few = gemm(100, 128, k, rank, tile, multiprocessors=1)
+    assert_same(few, gemm(100, 128, k, rank, 10), f"tile {tile}")
