@@ -11,7 +11,7 @@ from omniw4 import bench
 from omniw4 import model as sources
 from omniw4.bench import process
 from omniw4.bench.model import bench_model
-from omniw4.errors import OmniW4Error, UsageError
+from omniw4.errors import ModelError, OmniW4Error, UsageError
 from omniw4.runtime.linear import W4A4Linear
 from omniw4.runtime.swap import swap
 from omniw4.tensors import LinearSpec
@@ -121,6 +121,13 @@ def test_progress_names_every_case(folders):
 def test_what_cannot_be_timed_is_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         bench.run(**arguments)
+
+
+def test_a_model_that_the_checkpoint_was_not_made_from(folders, tmp_path):
+    other = make_model(tmp_path / "other", seed=1)
+    for what in ("ops", "model"):
+        with pytest.raises(ModelError, match=r"made from 'model' with other files than '.*other' holds now"):
+            bench.run(folders[0], other, what=(what,), shapes=[(1, 8, 64)], warmup=0, repetitions=1)
 
 
 @pytest.mark.parametrize("text", ["", "16", "1x2x3", "0x8", "1x8,"])

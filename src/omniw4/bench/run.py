@@ -24,6 +24,7 @@ from omniw4.bench.omnivoice_rows import OmniVoiceRow
 from omniw4.bench.process import bench_quantize
 from omniw4.bench.result import BenchResult, OnProgress, Progress
 from omniw4.bench.timing import REPETITIONS, WARMUP
+from omniw4.checkpoint.origin import require_origin
 from omniw4.checkpoint.reader import Checkpoint
 from omniw4.errors import UsageError
 from omniw4.runtime.linear import W4A4Linear
@@ -64,16 +65,18 @@ def run(
 
     Raises:
         UsageError: an unknown part, or a part without the folder or model it needs.
-        CheckpointError, ModelError: a folder or model that cannot be read.
+        CheckpointError, ModelError: a folder or model that cannot be read, or a model the checkpoint was not made from.
     """
     _check(what, directory, model)
-    if model is not None:
-        models.source_hash(model, gguf_file=gguf_file)  # one that is not there is told before anything is timed
+    # a model that is not there, or not the checkpoint's, is told before anything is timed
+    model_hash = None if model is None else models.source_hash(model, gguf_file=gguf_file)
     target = torch.device(device)
     on_gpu = target.type == "cuda"
     warmup = (WARMUP if on_gpu else CPU_WARMUP) if warmup is None else warmup
     repetitions = (REPETITIONS if on_gpu else CPU_REPETITIONS) if repetitions is None else repetitions
     checkpoint = Checkpoint.open(directory) if directory is not None else None
+    if checkpoint is not None and model_hash is not None:
+        require_origin(checkpoint, str(model), model_hash)
     spec = spec or _common_spec(checkpoint)
     asked_layout = layout
     layout = layout or ops.kernel_layout(target, spec.act_bits, spec.scale_type)

@@ -2,6 +2,7 @@
 
 from omniw4.checkpoint.inspect import Summary, summarize
 from omniw4.checkpoint.layers import LayerStore
+from omniw4.checkpoint.origin import other_origin, require_origin
 from omniw4.checkpoint.reader import Checkpoint
 from omniw4.checkpoint.schema import parse_quantization_config, quantization_config
 from omniw4.checkpoint.writer import MAX_SHARD_SIZE, assemble, parse_size
@@ -12,8 +13,10 @@ __all__ = [
     "LayerStore",
     "Summary",
     "assemble",
+    "other_origin",
     "parse_quantization_config",
     "parse_size",
     "quantization_config",
+    "require_origin",
     "summarize",
 ]

@@ -65,8 +65,10 @@ def command(
     names = [name.strip() for text in engine or [] for name in text.split(",") if name.strip()]
     output = options.start(json_mode=json_mode, quiet=quiet)
 
+    from omniw4 import model as models
     from omniw4 import storage
     from omniw4.bench.environment import environment
+    from omniw4.checkpoint import Checkpoint, require_origin
     from omniw4.profile import run
     from omniw4.profile.engines import is_checkpoint
 
@@ -77,6 +79,8 @@ def command(
         checkpoint, model = Path(model), None
     if tiny and (model is not None or checkpoint is not None):
         raise UsageError("--tiny is for a random backbone", hint="leave MODEL and --checkpoint out, or drop --tiny")
+    if model is not None and checkpoint is not None:
+        require_origin(Checkpoint.open(checkpoint), model, models.source_hash(model, gguf_file=gguf_file))
     storage.OutputFolder.check(out, overwrite=True, marker=_MARKER)
     load = _Models(model, checkpoint, what, device, _dtype(dtype, device), tiny, gguf_file, trust_remote_code)
     engines = load.engines(names or _default(what, load, device), tokens, sequences, causal)

@@ -17,6 +17,7 @@ from omniw4 import ops, repack
 from omniw4.calibrate.omnivoice import NUM_STEP, capture_decoding, decoding_tasks
 from omniw4.calibrate.prompts import PromptSet, read_prompts
 from omniw4.calibrate.sources import HiddenSource
+from omniw4.checkpoint.origin import other_origin
 from omniw4.checkpoint.reader import Checkpoint
 from omniw4.config import Verify
 from omniw4.errors import CheckpointError, MissingFileError, ModelError, UnreadableFileError, UsageError
@@ -223,10 +224,8 @@ def _check_layers(
 
 
 def same_source(checkpoint: Checkpoint, given: models.LoadedModel) -> Gate:
-    recorded = checkpoint.provenance["source"]
-    same = recorded.get("hash", "") == given.hash
-    detail = f"the checkpoint was made from {recorded.get('name')!r} with other files than {given.source!r} holds now"
-    return holds("source_model", same, "" if same else detail)
+    told = other_origin(checkpoint, given.source, given.hash)
+    return holds("source_model", not told, told)
 
 
 def _share_untouched(reference: nn.Module, quantized: nn.Module, paths: set[str]) -> Gate:
