@@ -17,7 +17,7 @@ from omniw4 import int4
 from omniw4 import model as sources
 from omniw4.checkpoint import Checkpoint
 from omniw4.errors import ModelError, UsageError
-from omniw4.runtime import Qwen3Engine, fuse
+from omniw4.runtime import Qwen3Engine, accelerate, fuse
 from omniw4.runtime.backends.w4 import PackedProjection, W4Backend
 from omniw4.runtime.qwen3 import DenseLinear
 from omniw4.runtime.swap import swap
@@ -114,6 +114,17 @@ def test_from_a_checkpoint_alone_or_over_a_model(tmp_path: Path) -> None:
     assert relative_error(again(*inputs), over(*inputs)) < 1e-2
     with pytest.raises(ModelError, match=r"q_proj: the checkpoint's linear is \[128, 128\], the model's is"):
         Qwen3Engine.from_model(backbone(head_dim=64), folder, backend="w4a4")
+
+
+def test_a_checkpoint_of_other_depth(tmp_path: Path) -> None:
+    """Fewer blocks would leave the last ones of the model unquantized, more would be dropped."""
+    write_checkpoint(backbone(num_hidden_layers=2), tmp_path, LinearSpec())
+    for layers in (1, 3):
+        model = backbone(num_hidden_layers=layers)
+        with pytest.raises(ModelError, match=f"'checkpoint' has 2 layers, the model has {layers}"):
+            Qwen3Engine.from_model(model, tmp_path / "checkpoint", backend="w4a4", buckets=())
+        with pytest.raises(ModelError, match="has 2 layers"):
+            accelerate(model, tmp_path / "checkpoint", backend="w4a4", buckets=())
 
 
 def test_from_a_checkpoint_of_an_omnivoice(tmp_path: Path) -> None:

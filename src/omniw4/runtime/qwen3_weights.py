@@ -62,7 +62,7 @@ def from_model(model: nn.Module, checkpoint: Checkpoint | None = None) -> Qwen3W
     if found_layers != config.num_layers:
         raise ModelError(f"the backbone has {found_layers} layers, its config says {config.num_layers}")
     config = _with_frequencies(config, backbone)
-    stored = None if checkpoint is None else _paths_in(checkpoint, path)
+    stored = None if checkpoint is None else _paths_in(checkpoint, path, config.num_layers)
 
     def linear(place: str) -> Linear:
         module = backbone.get_submodule(place)
@@ -187,9 +187,17 @@ def _prefix(checkpoint: Checkpoint) -> str:
     raise ModelError(f"checkpoint {checkpoint.folder.name!r} has no Qwen3 backbone: no tensor is named norm.weight")
 
 
-def _paths_in(checkpoint: Checkpoint, path: str) -> dict[str, str]:
+def _paths_in(checkpoint: Checkpoint, path: str, num_layers: int) -> dict[str, str]:
     """Path below the backbone -> path in the checkpoint, of its quantized linears."""
     prefix = _prefix(checkpoint)
+    at = f"{prefix}layers."
+    names = (*checkpoint.specs, *checkpoint.other_names)
+    blocks = len({name.removeprefix(at).partition(".")[0] for name in names if name.startswith(at)})
+    if blocks != num_layers:
+        raise ModelError(
+            f"checkpoint {checkpoint.folder.name!r} has {blocks} layers, the model has {num_layers}",
+            hint="give the model that the checkpoint was made from",
+        )
     found = {name.removeprefix(prefix): name for name in checkpoint.specs if name.startswith(prefix)}
     if not any(place.startswith("layers.") for place in found):
         named = f" of {path!r}" if path else ""
