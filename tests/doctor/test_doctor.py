@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 
@@ -92,6 +93,32 @@ def test_a_transformers_of_another_major_version(monkeypatch: pytest.MonkeyPatch
     check = next(c for c in software.checks() if c.name == "transformers")
     assert check.status == "problem"
     assert check.advice == "pip install 'transformers>=5,<6'"
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "advice"),
+    [
+        (ModuleNotFoundError("No module named 'torchaudio'", name="torchaudio"), "'torchaudio'", "install torchaudio"),
+        (OSError("libtorchaudio.so: undefined symbol"), "undefined symbol", "fit this torch"),
+        (None, "0.2.1", ""),
+    ],
+)
+def test_an_omnivoice_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, said: str, advice: str
+) -> None:
+    def imports(name: str) -> None:
+        assert name == "omnivoice.models.omnivoice"
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(software, "_version", lambda name: "0.2.1")
+    monkeypatch.setattr(importlib, "import_module", imports)
+    check = next(c for c in software.checks() if c.name == "omnivoice")
+    assert check.status == ("ok" if error is None else "warning")
+    assert said in check.found
+    assert advice in check.advice
+    monkeypatch.setattr(software, "_version", lambda name: None)
+    assert software._omnivoice().status == "note", "not installed is no fault"
 
 
 def test_versions_agree_with_the_package_s_own_requirements() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
+import io
 import platform
 import re
 import sys
+import warnings
 
 from omniw4.doctor.check import Check
 
@@ -26,7 +30,7 @@ def checks() -> list[Check]:
         _python(),
         _platform(),
         *(_required(name, least) for name, least in REQUIRED.items()),
-        *map(_extra, OPTIONAL),
+        *(_omnivoice() if name == "omnivoice" else _extra(name) for name in OPTIONAL),
     ]
 
 
@@ -73,6 +77,23 @@ def _extra(name: str) -> Check:
     if version is None:
         return Check("software", name, "note", f"not installed: no {purpose}", install)
     return Check("software", name, "ok", version)
+
+
+def _omnivoice() -> Check:
+    """Installed is not enough: it imports packages that it may have been installed without."""
+    found = _extra("omnivoice")
+    if found.status != "ok" or importlib.util.find_spec("torch") is None:
+        return found
+    from omniw4.model.omnivoice import install_hint
+
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            importlib.import_module("omnivoice.models.omnivoice")
+    except Exception as e:  # a library of another build than torch's raises OSError, or what it likes
+        told = f"{found.found}, and cannot be imported: {' '.join(str(e).split())[:160]}"
+        return Check("software", "omnivoice", "warning", told, install_hint(e))
+    return found
 
 
 def _version(name: str) -> str | None:

@@ -57,10 +57,15 @@ def import_omnivoice() -> Any:
     return omnivoice
 
 
-def install_hint(error: ImportError) -> str:
+def install_hint(error: Exception) -> str:
     """What to install where the package omnivoice, or one that it imports, is missing."""
     if "audioop" in str(error):  # which pydub imports, and Python 3.13 has no more
         return "pip install audioop-lts, which Python 3.13 and newer need"
+    if not isinstance(error, ImportError):  # such as OSError, of a library built for another torch
+        return "pip install --upgrade omnivoice torchaudio, so that they fit this torch"
+    missing = (getattr(error, "name", None) or "omnivoice").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and missing != "omnivoice":
+        return f"pip install {missing}, which the package omnivoice imports"
     return "pip install omnivoice"
 
 
