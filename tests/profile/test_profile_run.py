@@ -123,18 +123,20 @@ def test_omnivoice_with_and_without_the_engine() -> None:
         profile.omnivoice(["hf"], model)
 
 
-def test_the_verb(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_verb(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "profile"
     arguments = ["profile", "--tiny", "--tokens", "32", "--steps", "1", "--repetitions", "1", "--out", str(out)]
     assert app.run([*arguments, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    told = capfd.readouterr()
+    document = json.loads(told.out)
+    assert told.err == "", "the profiler's own log goes to the file descriptor"
     assert [engine["name"] for engine in document["engines"]] == ["hf", "reference"]
     assert json.loads((out / "profile.json").read_text()) == document
     assert sorted(p.name for p in out.iterdir()) == ["profile.json", "trace-hf.json.gz", "trace-reference.json.gz"]
     assert app.run([*arguments, "--engine", "hf"]) == 0, "an earlier profile is replaced"
-    told = capsys.readouterr().out
-    assert "hf: longest kernels" in told
-    assert "ui.perfetto.dev" in told
+    shown = capfd.readouterr().out
+    assert "hf: longest kernels" in shown
+    assert "ui.perfetto.dev" in shown
 
 
 def test_user_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import tempfile
@@ -21,6 +22,7 @@ from omniw4.profile.result import EngineProfile, ProfileResult
 STEPS, WARMUP, REPETITIONS = 3, 3, 10
 SHOWN_KERNELS, SHOWN_GAPS = 12, 8
 OnProgress = Callable[[int, int, str], None]
+_NO_LOG = "6"  # above every level of the profiler's own log, which writes its begin and end to stderr otherwise
 
 
 def run(
@@ -103,6 +105,7 @@ def _timed(step: Callable[[], Any], device: torch.device) -> float:
 
 def _trace(step: Callable[[], Any], device: torch.device, steps: int, file: Path) -> None:
     """Steps under the profiler, with Python's frames, written compressed."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _NO_LOG)
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
