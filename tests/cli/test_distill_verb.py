@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from harness import Run
+from safetensors.torch import save_file
 from test_interruption import contents, start, stop_when
 
 SMALL = (
@@ -114,6 +116,13 @@ def test_what_is_wrong_is_said_before_anything_is_quantized(
     assert not out.with_name("out.partial").exists()
     short = tmp_path / "short.txt"
     short.write_text("the house of number one is here. " * 12)
-    run(
-        *base, *SMALL, "--distill-steps", "2", "--distill-dataset", short, "--set", "recipe.distill.seq_len=200"
-    ).failed(2, "distillation needs at least 2", "--distill-dataset")
+    command = (*base, *SMALL, "--distill-steps", "2", "--distill-dataset")
+    run(*command, short, "--set", "recipe.distill.seq_len=200").failed(
+        2, "distillation needs at least 2", "--distill-dataset"
+    )
+    run(*command, training_text, "--set", "recipe.distill.seq_len=300").failed(2, "300 tokens", "256 positions")
+    narrow = tmp_path / "narrow.safetensors"
+    save_file({"hidden_states": torch.randn(8, 16, 64)}, narrow)
+    run(*command, narrow).failed(2, "'narrow.safetensors' have 64 features, those of 'tiny-qwen3' have 128")
+    assert not out.exists()
+    assert not out.with_name("out.partial").exists()

@@ -10,6 +10,9 @@ from omniw4.cli.output import Output, figure
 from omniw4.errors import DatasetError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from omniw4.calibrate.sources import HiddenSource
     from omniw4.checkpoint import LayerStore
     from omniw4.config import Distill
@@ -42,37 +45,69 @@ class Text:
         else:
             self.documents = read_text(dataset)
             self.hash = text_hash(laid_end_to_end(self.documents))
+        self.windows: torch.Tensor | None = None  # [S, L] int64, of the text
 
-    def examples(self, loaded: LoadedModel, settings: Distill, bos: str) -> tuple[str, list[Example], list[Example]]:
-        """Path of the module that is trained ('' for the whole model), training and held-out sequences.
+    def measure(self, model: str, skeleton: nn.Module, tokenizer: Any, settings: Distill, bos: str) -> None:
+        """Cut the text into sequences, and refuse what training would stumble over hours later.
+
+        Args:
+            model: its name, for messages. skeleton: the same without weights. tokenizer: its own, or None.
 
         Raises:
-            DatasetError: too little for one sequence of each kind, or text for a model without a tokenizer.
+            DatasetError: too little for one sequence of each kind, text for a model without a tokenizer, or hidden
+                states of another width than the model's.
+            UsageError: sequences longer than the model has positions.
         """
-        path, found = ("", self._windows(loaded, settings, bos)) if self.hidden is None else self._captured(loaded)
-        held_out = min(settings.held_out, len(found) // 4 or 1)
-        if len(found) < 2:
+        from omniw4.model import check_positions, find_backbone
+
+        if self.hidden is None:
+            check_positions(skeleton, settings.seq_len, "take shorter ones with `--set recipe.distill.seq_len={}`")
+            self.windows = self._windows(model, tokenizer, settings, bos)
+            found, length = len(self.windows), settings.seq_len
+        else:
+            length, width = self.hidden.hidden_states.shape[1:]
+            check_positions(skeleton, length, "capture sequences of at most {} tokens")
+            wanted = int(find_backbone(skeleton)[1].config.hidden_size)  # type: ignore[union-attr, arg-type]
+            if width != wanted:
+                raise DatasetError(
+                    f"hidden states in {self.name!r} have {width} features, those of {model!r} have {wanted}",
+                    hint="capture them from the model that is quantized",
+                )
+            found = int(self.hidden.mask.any(dim=1).sum())
+        if found < 2:
             raise DatasetError(
-                f"{self.name!r} fills {len(found)} sequences of {settings.seq_len} tokens, distillation needs at least"
-                " 2: one to train on and one to choose the best step by",
+                f"{self.name!r} fills {found} sequences of {length} tokens, distillation needs at least 2: one to"
+                " train on and one to choose the best step by",
                 hint="give a longer text with --distill-dataset, or shorter sequences with recipe.distill.seq_len",
             )
+
+    def examples(self, loaded: LoadedModel, settings: Distill) -> tuple[str, list[Example], list[Example]]:
+        """Path of the module that is trained ('' for the whole model), training and held-out sequences; measured
+        before."""
+        path, found = ("", self._rows()) if self.hidden is None else self._captured(loaded)
+        held_out = min(settings.held_out, len(found) // 4 or 1)
         return path, found[held_out:][: settings.samples], found[:held_out]
 
-    def _windows(self, loaded: LoadedModel, settings: Distill, bos: str) -> list[Example]:
-        from omniw4.calibrate.dataset import tokenize
+    def _rows(self) -> list[Example]:
         from omniw4.distill import Example
 
-        if loaded.tokenizer is None:
+        assert self.windows is not None, "measure() comes first"
+        keep = self.windows.new_ones(self.windows.shape[1]).bool()
+        return [Example({"input_ids": row[None], "use_cache": False}, keep) for row in self.windows]
+
+    def _windows(self, model: str, tokenizer: Any, settings: Distill, bos: str) -> torch.Tensor:
+        from omniw4.calibrate.dataset import tokenize
+
+        if tokenizer is None:
             raise DatasetError(
-                f"model {loaded.source!r} has no tokenizer, so text cannot be read into it",
+                f"model {model!r} has no tokenizer, so text cannot be read into it",
                 hint="give captured hidden states (.safetensors) with --distill-dataset",
             )
         wanted = settings.samples + settings.held_out
         try:
             tokens = tokenize(
                 self.documents,
-                loaded.tokenizer,
+                tokenizer,
                 wanted,
                 settings.seq_len,
                 settings.seed,
@@ -81,9 +116,7 @@ class Text:
             )
         except DatasetError as e:
             raise DatasetError(e.message, hint="give a longer text with --distill-dataset") from e
-        whole = tokens.tokens[tokens.mask.all(dim=1)]
-        keep = whole.new_ones(whole.shape[1]).bool()
-        return [Example({"input_ids": row[None], "use_cache": False}, keep) for row in whole]
+        return tokens.tokens[tokens.mask.all(dim=1)]
 
     def _captured(self, loaded: LoadedModel) -> tuple[str, list[Example]]:
         from omniw4.distill import Example
@@ -103,7 +136,6 @@ def distil(
     store: LayerStore,
     settings: Distill,
     text: Text,
-    bos: str,
     folder: OutputFolder,
     device: str,
     output: Output,
@@ -115,12 +147,12 @@ def distil(
         losses, never a time.
 
     Raises:
-        DatasetError, NonFiniteError, ResumeError, StorageError: see :func:`omniw4.distill.distill`.
+        NonFiniteError, ResumeError, StorageError: see :func:`omniw4.distill.distill`.
     """
     from omniw4.checkpoint import LayerStore
     from omniw4.distill import Progress, Student, distill
 
-    root, training, selection = text.examples(loaded, settings, bos)
+    root, training, selection = text.examples(loaded, settings)
     prefix = f"{root}." if root else ""
     outside = [path for path in store.done() if not path.startswith(prefix)]
     target = loaded.model.get_submodule(root).to(device)

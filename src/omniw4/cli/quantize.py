@@ -105,8 +105,13 @@ def command(
         told = plan_report.document(plan, recipe, found.group_of if found else None, total, resident, device)
         output.result(plan_report.text(plan, told), told)
         return
-    del skeleton
     distill_text = distilling.Text(distill_dataset) if recipe.distill.steps else None
+    if distill_text is not None and team.first:
+        bos = (found.fingerprint.get("data", {}) if found else {}).get("bos", {}).get("policy", "model")
+        policy = bos if bos in ("always", "never") else "model"
+        tokenizer = models.tokenizer(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
+        distill_text.measure(Path(model).name, skeleton, tokenizer, recipe.distill, policy)
+    del skeleton
     fingerprint = {
         "verb": "quantize",
         "omniw4": __version__,
@@ -194,11 +199,7 @@ def _quantize(
     layer_report.warn(reports, output)
     distillation = None
     if distill_text is not None:
-        bos = (stats.fingerprint.get("data", {}) if stats else {}).get("bos", {}).get("policy", "model")
-        policy = bos if bos in ("always", "never") else "model"
-        store, distillation = distilling.distil(
-            loaded, store, recipe.distill, distill_text, policy, folder, device, output
-        )
+        store, distillation = distilling.distil(loaded, store, recipe.distill, distill_text, folder, device, output)
     assemble(
         folder.result,
         store,

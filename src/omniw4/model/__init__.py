@@ -6,7 +6,7 @@ verbs agree on the full module paths. The *backbone* is the module that holds th
 """
 
 from omniw4.model.files import hash_source, source_hash
-from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load, skeleton
+from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load, skeleton, tokenizer
 from omniw4.model.streaming import StreamedModel, offload, resident_bytes, stream
 from omniw4.model.tree import (
     LinearShape,
@@ -37,4 +37,5 @@ __all__ = [
     "skeleton",
     "source_hash",
     "stream",
+    "tokenizer",
 ]

@@ -179,6 +179,13 @@ def _gguf_arguments(gguf_file: str) -> dict[str, Any]:
     return arguments | {"quantization_config": config(dequantize=True)} if config else arguments
 
 
+def tokenizer(
+    source: str | Path, *, gguf_file: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model, without its weights; None where it has none."""
+    return load_tokenizer(find_source(source, gguf_file), trust_remote_code)
+
+
 def load_tokenizer(files: SourceFiles, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model; None where it has none."""
     from transformers import AutoTokenizer

@@ -33,8 +33,11 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(f"{path}.{i}" if path else str(i), block) for i, block in enumerate(blocks)]
 
 
-def check_positions(model: nn.Module, seq_len: int) -> None:
+def check_positions(model: nn.Module, seq_len: int, hint: str = "take shorter ones with `--seq-len {}`") -> None:
     """Refuse sequences longer than the model has positions: beyond them a model says nothing that is worth measuring.
+
+    Args:
+        hint: what to do, with a place for the longest length that fits.
 
     Raises:
         UsageError: its config has a ``max_position_embeddings`` below ``seq_len``.
@@ -43,7 +46,7 @@ def check_positions(model: nn.Module, seq_len: int) -> None:
     if longest is not None and seq_len > longest:
         raise UsageError(
             f"sequences of {seq_len} tokens are longer than the {longest} positions the model was made for",
-            hint=f"take shorter ones with `--seq-len {longest}`",
+            hint=hint.format(longest),
         )
 
 
