@@ -19,6 +19,7 @@ import omniw4
 from omniw4.checkpoint.header import read_header
 from omniw4.errors import (
     CheckpointError,
+    HashMismatchError,
     MissingFileError,
     MissingTensorError,
     ModelError,
@@ -133,6 +134,17 @@ def test_one_linear(damaged: Path) -> None:
     assert_same(linear(x), whole(x), path)
     with pytest.raises(ModelError, match="checkpoint 'checkpoint' has no quantized linear 'lm_head'"):
         W4A4Linear.from_checkpoint(damaged, "lm_head")
+
+
+def test_a_flipped_bit_is_found_where_hashes_are_asked_for(damaged: Path) -> None:
+    omniw4.load(damaged, verify_hashes=True)
+    weights = damaged / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 4
+    weights.write_bytes(data)
+    omniw4.load(damaged)  # as docs/checkpoint-format.md says
+    with pytest.raises(HashMismatchError, match=r"model\.safetensors"):
+        omniw4.load(damaged, verify_hashes=True)
 
 
 def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

@@ -20,8 +20,12 @@ def load(
     dtype: torch.dtype | str = "auto",
     *,
     trust_remote_code: bool = False,
+    verify_hashes: bool = False,
 ) -> nn.Module:
     """Load a quantized model.
+
+    Headers, names, dtypes and shapes are checked, the bytes of the weights are not: a flipped bit gives a wrong weight
+    and no error. ``verify_hashes`` finds it, and reads the files once more for that.
 
     Args:
         folder: a checkpoint written by ``omniw4 quantize``.
@@ -30,13 +34,15 @@ def load(
             stored, but float32 on a CPU, whose 16-bit arithmetic is slow. A GPU takes 16 bits only. Codes and scales
             keep their own dtypes.
         trust_remote_code: run model code that comes with the folder.
+        verify_hashes: compare the weight files with the hashes in omniw4.json first.
 
     Returns:
         The model in eval mode, of the class its config.json names. An OmniVoice comes with its codec and tokenizer
         when they are in the folder.
 
     Raises:
-        CheckpointError: the folder breaks a rule of docs/checkpoint-format.md; no tensor is ever left random.
+        CheckpointError: the folder breaks a rule of docs/checkpoint-format.md; no tensor is ever left random. With
+            ``verify_hashes`` also HashMismatchError: a file is not what was written.
         ModelError: an architecture that transformers does not know, or cannot build from this config.json.
         UsageError: a dtype that is none of the above, or a GPU that is not there.
     """
@@ -44,6 +50,8 @@ def load(
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {str(device)!r}: this machine has no CUDA device", hint='load with device="cpu"')
     checkpoint = Checkpoint.open(folder)
+    if verify_hashes:
+        checkpoint.check_hashes()
     import omniw4.runtime.hf  # noqa: F401  (registers the quantizer where the hook was not in time)
 
     if dtype == "auto" and device.type == "cpu":
