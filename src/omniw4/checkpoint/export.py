@@ -15,7 +15,7 @@ from omniw4.checkpoint.writer import MAX_SHARD_SIZE, Entry, plan_shards
 from omniw4.errors import UsageError
 from omniw4.storage import TensorFileWriter, atomic_write, atomic_write_json, dtype_name, explain_os_errors
 
-NOTE = "omniw4-export.json"  # says what was exported; an export is replaced only where it is found
+NOTE = schema.EXPORT_NOTE
 SEED_FILE = "w4a4_checkpoint.safetensors"
 SEED_PARTS = ("qweight", "w_scales", "proj_down", "proj_up", "smooth", "bias")
 OnLinear = Callable[[int, int, str], None]  # done, total, path

@@ -26,6 +26,8 @@ MANIFEST = "omniw4.json"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+RESULTS = ("verify.json", "bench.json", "profile.json", "roofline.json")  # of verbs, kept beside what they are about
+EXPORT_NOTE = "omniw4-export.json"  # says what was exported; an export is replaced only where it is found
 
 GROUP = 64
 FLOATS = ("F16", "BF16")

@@ -110,10 +110,10 @@ def source_config(loaded: LoadedModel) -> dict[str, Any]:
 def copy_files(loaded: LoadedModel, target: Path) -> list[str]:
     """Copy tokenizer, generation config, chat template, licence and the model's own code.
 
-    Everything in the source folder goes along, except weights, model cards (they describe another model) and what
-    :func:`source_config` and the shard index replace. A sub-folder goes along whole when it is a component of the
-    model (it has a config of its own, as OmniVoice's ``audio_tokenizer``). A model without such a folder (GGUF)
-    gets the files its tokenizer and generation config save.
+    Everything in the source folder goes along, except weights, what describes another model (model cards, results of
+    other verbs) and what :func:`source_config` and the shard index replace. A sub-folder goes along whole when it is a
+    component of the model (it has a config of its own, as OmniVoice's ``audio_tokenizer``). A model without such a
+    folder (GGUF) gets the files its tokenizer and generation config save.
 
     Returns:
         Names of the copied files relative to ``target``, sorted.
@@ -166,7 +166,7 @@ def untie(config: dict[str, Any], quantized: Iterable[str], loaded: LoadedModel)
 def _is_replaced(name: str) -> bool:
     lower = name.lower()
     return (
-        name in (schema.CONFIG, schema.MANIFEST)
+        name in (schema.CONFIG, schema.MANIFEST, schema.EXPORT_NOTE, *schema.RESULTS)
         or lower.endswith(".index.json")
         or lower.startswith("readme")
         or Path(lower).suffix in _WEIGHT_SUFFIXES
