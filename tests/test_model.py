@@ -161,7 +161,7 @@ def test_a_folder_that_is_wrong_is_refused_by_name(
     [
         ("./nothing-here", "no model folder './nothing-here'"),
         ("/nowhere/at/all", "no model folder"),
-        ("none.gguf", "no model folder 'none.gguf'"),
+        ("none.gguf", "no GGUF file 'none.gguf'"),
         ("", "no model folder ''"),
         ("no-one/no-such-model", "no local folder 'no-one/no-such-model', and no model of that name from the Hub"),
     ],
@@ -249,3 +249,5 @@ def test_what_the_package_of_omnivoice_lacks_on_python_3_13() -> None:
 
     assert "audioop-lts" in install_hint(ModuleNotFoundError("No module named 'pyaudioop'"))
     assert install_hint(ModuleNotFoundError("No module named 'omnivoice'")) == "pip install omnivoice"
+    absent = ModuleNotFoundError("No module named 'torchaudio'", name="torchaudio.functional")
+    assert install_hint(absent) == "pip install torchaudio, which the package omnivoice imports"

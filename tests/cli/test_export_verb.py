@@ -8,18 +8,22 @@ import shutil
 import struct
 from pathlib import Path
 
+import pytest
 import yaml
 from harness import Run
 
 
 def test_export_writes_a_model_any_tool_reads(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "plain"
-    ran = run("export", checkpoint, "--dequantize", "--out", out, "--json")
+    judged = shutil.copytree(checkpoint, tmp_path / "judged")
+    (judged / "verify.json").write_text("{}")
+    ran = run("export", judged, "--dequantize", "--out", out, "--json")
     assert ran.code == 0, ran.stderr
     document = json.loads(ran.stdout)
     assert document["linears"] == 21
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(document["files"])
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
+    assert not (out / "verify.json").exists(), "a verdict on the checkpoint, not on this model"
     requantized = run("quantize", out, "--config", "rtn", "--dry-run", "--json")
     assert requantized.code == 0, requantized.stderr
 
@@ -40,6 +44,9 @@ def test_user_errors(run: Run, checkpoint: Path, qwen3: Path, tmp_path: Path) ->
     run("export", checkpoint, "--out", out, "--dequantize", "--format", "seed").failed(2, "exclude")
     run("export", checkpoint, "--out", out, "--dequantize", "--dtype", "int3").failed(2, "int3")
     run("export", checkpoint, "--out", out, "--format", "seed").failed(2, "rotation", "--config seed")
+    for flag, value in (("--dtype", "float32"), ("--max-shard-size", "1MB")):
+        ran = run("export", checkpoint, "--out", out, "--format", "seed", flag, value)
+        ran.failed(2, f"{flag} is for a plain model", f"hint: leave out {flag}")
     run("export", qwen3, "--out", out, "--dequantize").failed(2, "quantization_config")
     run("export", tmp_path / "none", "--out", out, "--dequantize").failed(2, "none")
     assert not list(tmp_path.iterdir()), "nothing is left behind"
@@ -76,6 +83,14 @@ def test_inspect_reads_headers_alone(run: Run, tmp_path: Path) -> None:
     ran = run("inspect", file, "--json")
     assert ran.code == 0, ran.stderr
     assert json.loads(ran.stdout)["total_bytes"] == 8 + len(header) + length
+
+
+@pytest.mark.parametrize("flag", ["--layers", "--hashes", "--recipe"])
+def test_what_a_single_file_cannot_tell(run: Run, checkpoint: Path, flag: str) -> None:
+    ran = run("inspect", checkpoint / "model.safetensors", flag)
+    ran.failed(2, f"{flag} is about a checkpoint", "single file", "hint: name the checkpoint's folder")
+    assert ran.stdout == ""
+    assert run("inspect", checkpoint, flag).code == 0
 
 
 def test_the_recipe_that_inspect_prints_runs_again(run: Run, checkpoint: Path, qwen3: Path, tmp_path: Path) -> None:

@@ -74,7 +74,10 @@ def contest(
         UsageError: no GPU of compute capability 9.0, or no kernels compiled for it.
     """
     if device.type != "cuda" or not gemm_wgmma_s8.runs(device, 4):
-        raise UsageError("comparing linears needs a GPU of compute capability 9.0 and kernels compiled for 90a")
+        raise UsageError(
+            "comparing linears needs a GPU of compute capability 9.0 and kernels compiled for 90a",
+            hint="`--what ops` times the ops anywhere; `omniw4 roofline` predicts linears without a GPU",
+        )
     rows = []
     for done, weight in enumerate(weights):
         field = _Field(weight, device, dtype)

@@ -25,27 +25,30 @@ def command(
         typer.Option("--format", metavar="NAME", help="hf: a plain model; seed: w4a4_checkpoint.safetensors."),
     ] = None,
     max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", metavar="SIZE", help="Largest weight file, such as 500MiB.")
-    ] = "5GB",
+        str | None,
+        typer.Option("--max-shard-size", metavar="SIZE", help="Largest file of a plain model.", show_default="5GB"),
+    ] = None,
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="NAME", help="Of dequantized weights; auto: the model's own.")
-    ] = "auto",
+        str | None,
+        typer.Option("--dtype", metavar="NAME", help="Of dequantized weights.", show_default="the model's own"),
+    ] = None,
     overwrite: options.Overwrite = False,
     json_mode: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Write a checkpoint in another form: dequantized for any Hugging Face tool, or the original project's file."""
     chosen = _choose(form, dequantize)
+    if chosen == "seed":
+        _refuse({"--dtype": dtype, "--max-shard-size": max_shard_size})
     output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4 import model as models
     from omniw4 import storage
-    from omniw4.checkpoint import Checkpoint, parse_size
+    from omniw4.checkpoint import MAX_SHARD_SIZE, Checkpoint, parse_size
     from omniw4.checkpoint.export import NOTE, export_dequantized, export_seed
 
-    if dtype != "auto" and dtype not in models.DTYPES:
-        raise UsageError(f"unknown dtype {dtype!r}", hint=f"use auto, {', '.join(models.DTYPES)}")
-    shard_size = parse_size(max_shard_size)
+    models.check_dtype(dtype or "auto")
+    shard_size = MAX_SHARD_SIZE if max_shard_size is None else parse_size(max_shard_size)
     checkpoint = Checkpoint.open(directory)
     checkpoint.check_hashes()
     fingerprint = {"verb": "export", "omniw4": __version__, "checkpoint": checkpoint.hash, "format": chosen}
@@ -57,7 +60,7 @@ def command(
             export_seed(checkpoint, folder.result, on_linear=bar.step)
             stored = "float16"
         else:
-            wanted = None if dtype == "auto" else models.DTYPES[dtype]
+            wanted = models.DTYPES.get(dtype or "auto")
             used = export_dequantized(
                 checkpoint, folder.result, dtype=wanted, max_shard_size=shard_size, on_linear=bar.step
             )
@@ -86,3 +89,12 @@ def _choose(form: str | None, dequantize: bool) -> str:
     if form is None and not dequantize:
         raise UsageError("what to export is missing", hint="--dequantize for a plain model, or --format seed")
     return form or "hf"
+
+
+def _refuse(flags: dict[str, str | None]) -> None:
+    for flag, value in flags.items():
+        if value is not None:
+            raise UsageError(
+                f"{flag} is for a plain model, and --format seed writes one file of INT4 codes in float16",
+                hint=f"leave out {flag}, or export with --dequantize",
+            )

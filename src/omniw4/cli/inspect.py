@@ -30,16 +30,22 @@ def command(
         raise UsageError(
             f"{str(path)!r} is no .safetensors file", hint="name a checkpoint folder, or one of its .safetensors files"
         )
+    of_checkpoints = {"--layers": layers, "--recipe": recipe, "--hashes": hashes}
+    if path.is_file() and (given := [flag for flag, on in of_checkpoints.items() if on]):
+        raise UsageError(
+            f"{given[0]} is about a checkpoint, and {str(path)!r} is a single file",
+            hint=f"name the checkpoint's folder, or leave out {given[0]}",
+        )
     output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4.checkpoint import Checkpoint, summarize
 
     summary = summarize(path)
-    if hashes and summary.kind == "checkpoint":
+    if hashes:
         Checkpoint.open(path).check_hashes()
         output.note("hashes are those recorded")
     parts = [_head(summary)] if summary.kind == "checkpoint" else [_file_head(summary)]
-    if recipe and summary.kind == "checkpoint":
+    if recipe:
         import yaml
 
         told = yaml.safe_dump({"recipe": summary.recipe}, sort_keys=False, default_flow_style=None, width=100)

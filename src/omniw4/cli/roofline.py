@@ -51,6 +51,11 @@ def command(
     """Operations, bytes, bound and time of every linear, attention and norm at FP16, FP8, W4A8 and W4A4."""
     output = options.start(json_mode=json_mode, quiet=quiet)
     counts = parse_tokens(tokens)
+    if (fewest := min(counts)) < sequences:
+        raise UsageError(
+            f"{fewest} tokens are fewer than {sequences} sequences",
+            hint="raise --tokens, which counts those of all sequences, or lower --sequences",
+        )
 
     from omniw4 import roofline
 

@@ -28,12 +28,20 @@ def find_source(source: str | Path, gguf_file: str | None) -> SourceFiles:
     name, path = str(source), Path(source).expanduser()
     if not name:
         raise ModelError("no model folder ''", hint="give a folder with config.json, or a Hub name")
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix == ".gguf" and not path.is_dir():
+        if not path.is_file():
+            raise ModelError(f"no GGUF file {name!r}", hint="give the path of a .gguf file, or a model folder")
+        if gguf_file not in (None, path.name):
+            raise ModelError(
+                f"{name!r} is a GGUF file, and --gguf-file names {gguf_file!r}",
+                hint="--gguf-file is for a model folder",
+            )
+        _check_gguf(path)
         return SourceFiles(path.name, path.parent, path.name)
     if path.is_file():
         raise ModelError(f"{name!r} is a file, wanted a model folder", hint="name the folder that holds config.json")
     if not path.is_dir():
-        looks_local = path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")) or path.suffix == ".gguf"
+        looks_local = path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~"))
         if looks_local:
             raise ModelError(f"no model folder {name!r}", hint="give a folder with config.json, or a Hub name")
         return SourceFiles(name, _from_hub(name, gguf_file), gguf_file)
@@ -44,6 +52,7 @@ def find_source(source: str | Path, gguf_file: str | None) -> SourceFiles:
             found = f"it holds {', '.join(ggufs)}" if ggufs else "it holds no .gguf file"
             hint = f"such as `--gguf-file {ggufs[0]}`" if ggufs else "leave out --gguf-file, or name another folder"
             raise ModelError(f"no GGUF file {gguf_file!r} in model folder {name!r}; {found}", hint=hint)
+        _check_gguf(path / gguf_file)
         return SourceFiles(label, path, gguf_file)
     if not (path / "config.json").is_file():
         hint = f"name the GGUF file with `--gguf-file {ggufs[0]}`" if ggufs else "give a Hugging Face model folder"
@@ -96,6 +105,17 @@ def _weight_files(folder: Path) -> list[Path]:
     files = [p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file()]
     tensors = [p for p in files if p.suffix == ".safetensors"]
     return sorted(tensors or files)
+
+
+def _check_gguf(file: Path) -> None:
+    with file.open("rb") as opened:
+        begin = opened.read(4)
+    if begin != b"GGUF":
+        size = file.stat().st_size
+        raise ModelError(
+            f"{file.name!r} is no GGUF file: it has {size} bytes and begins with {begin!r}, wanted b'GGUF'",
+            hint="copy the file again, or give a model folder",
+        )
 
 
 def _check_safetensors(files: list[Path]) -> None:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from omniw4.errors import LayoutError
 from omniw4.repack.cache_header import Header
-from omniw4.repack.layouts import LAYOUTS, Layout, get
+from omniw4.repack.layouts import LAYOUTS, Layout, get, what_fits
 from omniw4.repack.operands import check_dtype, check_shape
 from omniw4.storage import TensorFileWriter, explain_os_errors
 from omniw4.storage.files import TEMP_SUFFIX
@@ -133,19 +133,19 @@ def write(
     module, file = get(layout), cache_file(folder, layout, checkpoint.hash)
     if not overwrite and (report := _valid_report(folder, checkpoint, layout)):
         return report
+    skipped = _skipped(checkpoint, module)
+    paths = [path for path in checkpoint.specs if path not in skipped]
+    if not paths:
+        raise LayoutError(
+            f"no linear of {str(folder)!r} can run as {layout}: {next(iter(skipped.values()), 'it holds none')}",
+            hint=what_fits(checkpoint.specs.values()),
+        )
     checkpoint.check_hashes()  # a cache outlives its checkpoint's damage, so none is made of damaged weights
     with explain_os_errors("create", file.parent):
         file.parent.mkdir(exist_ok=True)
     with _taking_turns(file.parent):
         if not overwrite and (report := _valid_report(folder, checkpoint, layout)):  # made while this one waited
             return report
-        skipped = _skipped(checkpoint, module)
-        paths = [path for path in checkpoint.specs if path not in skipped]
-        if not paths:
-            raise LayoutError(
-                f"no linear of {str(folder)!r} can run as {layout}: {next(iter(skipped.values()), 'it holds none')}",
-                hint="omniw4 runs such linears from the canonical tensors, without repacking" if skipped else "",
-            )
         headers = {path: Header.of(path, checkpoint.linear(path)) for path in paths}
         tensors = {
             f"{path}.{name}": (tensor.dtype, tuple(tensor.shape))

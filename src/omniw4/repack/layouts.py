@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -89,6 +90,18 @@ def explain_auto(capability: Capability | None, scale_type: ScaleType = "float16
         wgmma_s8.LAYOUT: "has warpgroup MMA",
     }[name]
     return f"auto chose {name}: a GPU of compute capability {capability[0]}.{capability[1]} {why}"
+
+
+def what_fits(specs: Iterable[LinearSpec]) -> str:
+    """A hint for linears that a layout does not hold: which layouts do."""
+    chosen = list(specs)
+    names = [name for name, layout in LAYOUTS.items() if any(not layout.unsupported(spec) for spec in chosen)]
+    if not names:
+        return "omniw4 runs such linears from the canonical tensors, without repacking"
+    hint = f"give {' or '.join(f'--layout {name}' for name in names)}"
+    if names == [wgmma_s8.LAYOUT]:
+        hint += "; for GPUs other than Hopper quantize with `--config float16`"
+    return hint
 
 
 def parse_arch(arch: str) -> Capability:

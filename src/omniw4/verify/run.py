@@ -19,8 +19,16 @@ from omniw4.calibrate.prompts import PromptSet, read_prompts
 from omniw4.calibrate.sources import HiddenSource
 from omniw4.checkpoint.origin import other_origin
 from omniw4.checkpoint.reader import Checkpoint
+from omniw4.checkpoint.schema import MANIFEST
 from omniw4.config import Verify
-from omniw4.errors import CheckpointError, MissingFileError, ModelError, UnreadableFileError, UsageError
+from omniw4.errors import (
+    CheckpointError,
+    MissingFileError,
+    ModelError,
+    QuantMethodError,
+    UnreadableFileError,
+    UsageError,
+)
 from omniw4.runtime.linear import W4A4Linear
 from omniw4.runtime.load import load
 from omniw4.verify import heldout, integrity
@@ -30,6 +38,7 @@ from omniw4.verify.omnivoice import check_decoding
 from omniw4.verify.result import Gate, OnProgress, Perplexity, Progress, VerifyResult, holds, judge
 
 LAYER_TOKENS = 64
+_CHECKPOINT_FIRST = "name a folder that `omniw4 quantize` wrote, and the original with --model"
 
 
 def run(
@@ -162,6 +171,13 @@ def _open(directory: str | Path, result: VerifyResult, tell: OnProgress) -> Chec
         checkpoint = Checkpoint.open(directory)
     except (MissingFileError, UnreadableFileError):
         raise
+    except QuantMethodError as e:
+        if not (Path(directory) / MANIFEST).is_file():  # no damaged checkpoint, but none at all
+            raise UsageError(
+                f"{str(directory)!r} is no checkpoint of omniw4: {e.message}", hint=_CHECKPOINT_FIRST
+            ) from e
+        result.gates.append(holds("structure", False, e.message))
+        return None
     except CheckpointError as e:
         result.gates.append(holds("structure", False, e.message))
         return None
