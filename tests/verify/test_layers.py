@@ -9,8 +9,9 @@ from random_linears import quantized
 from safetensors.torch import load_file
 from torch import nn
 
+from omniw4.hadamard import hadamard64
 from omniw4.tensors import LinearSpec, QuantizedLinear
-from omniw4.verify.layers import capture_inputs, check_layer, evaluate_codes
+from omniw4.verify.layers import capture_inputs, check_layer, evaluate_codes, rank_holding
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "linear.safetensors"
 
@@ -135,3 +136,17 @@ def test_capture_removes_its_hooks_when_the_forward_fails():
     with pytest.raises(RuntimeError):
         capture_inputs(model, ["a"], lambda: model(torch.randn(4, 7)), tokens=64)
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(("n", "k"), [(24, 128), (160, 128)])
+def test_the_rank_that_holds_the_error_is_that_of_its_spectrum(n, k):
+    """An error made of three directions whose energies are 90, 8 and 2 % needs two of them for 95 %."""
+    _, linear = quantized(n, k, rank=16)
+    codes = linear.dequantize_codes()
+    left, right = (torch.linalg.qr(torch.randn(size, 3))[0] for size in (n, k))
+    error = left @ torch.diag(torch.tensor([90.0, 8.0, 2.0]).sqrt()) @ right.T
+    weight = hadamard64(codes + error) if linear.spec.rotation == "hadamard64" else codes + error
+    assert linear.smooth is None
+    assert [rank_holding(share, weight, linear) for share in (0.5, 0.95, 0.99)] == [1, 2, 3]
+    check = check_layer("p", torch.randn(4, k), weight, None, linear, path_of(linear), error_ranks=True)
+    assert check.rank_95 == 2

@@ -49,6 +49,10 @@ def command(
         int,
         typer.Option("--layer-tokens", metavar="N", min=0, help="Held-out rows each linear is checked on; 0: none."),
     ] = 64,
+    error_ranks: Annotated[
+        bool,
+        typer.Option("--error-ranks", help="Also find the rank that holds 95 % of each linear's code error; slow."),
+    ] = False,
     max_perplexity_ratio: Annotated[
         float | None,
         typer.Option("--max-perplexity-ratio", metavar="X", help="Gate: quantized over reference perplexity."),
@@ -99,6 +103,7 @@ def command(
             dtype=dtype,
             bos=bos,
             layer_tokens=layer_tokens,
+            error_ranks=error_ranks,
             gguf_file=gguf_file,
             trust_remote_code=trust_remote_code,
             on_progress=lambda p: bar.step(p.done, p.total, p.detail, p.eta_seconds, title=p.stage),
@@ -140,6 +145,9 @@ def report(result: VerifyResult) -> str:
         ("bits a weight", f"{figure(result.effective_bits, '.2f')}, low-rank branch included"),
         ("ran", f"{result.path or '-'} on {result.device}, {result.dtype or '-'}"),
     ]
+    if ranks := sorted(layer.rank_95 for layer in result.layers if layer.rank_95 is not None):
+        told = f"from {ranks[0]} to {ranks[-1]}, median {ranks[len(ranks) // 2]}"
+        facts.append(("rank for 95 %", f"{told}: of what the codes alone miss"))
     if (d := result.decoding) is not None:
         facts[2] = ("step agreement", f"{d.agreement:.2%} of masked codes, {d.prompts} prompts, {d.num_step} steps")
         alone = f"{d.match:.2%} of codes decoded alone, {d.identical} of {d.prompts} prompts to the last code"

@@ -136,8 +136,9 @@ def _layers(summary: Summary, verdict: dict[str, Any] | None) -> list[dict[str, 
                 "path": row.path, "out_features": row.out_features, "in_features": row.in_features,
                 "method": row.method, "act_bits": row.act_bits, "rank": row.rank, "bits": row.bits,
                 "relative_error": row.relative_error, "data_free_error": row.rtn_error, "sqnr_db": row.sqnr_db,
-                "rank_energy": row.rank_energy, "held_out_error": judged.get("relative_error"),
-                "held_out_sqnr_db": judged.get("sqnr_db"), "warnings": row.warnings,
+                "rank_energy": row.rank_energy, "rank_95": judged.get("rank_95"),
+                "held_out_error": judged.get("relative_error"), "held_out_sqnr_db": judged.get("sqnr_db"),
+                "warnings": row.warnings,
             }
         )  # fmt: skip
     return rows

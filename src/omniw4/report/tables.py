@@ -73,6 +73,7 @@ def quality(document: dict[str, Any]) -> Table | None:
 
 def linears(rows: Sequence[dict[str, Any]]) -> Table:
     header = ["linear", "shape", "how", "act", "rank", "bits", "error", "data-free", "SQNR dB", "held-out error"]
+    header += ["in rank", "rank for 95 %"]
     body = [
         [
             *(row["path"], f"{row['out_features']}×{row['in_features']}", row["method"], str(row["act_bits"])),
@@ -82,6 +83,7 @@ def linears(rows: Sequence[dict[str, Any]]) -> Table:
                 number(row["sqnr_db"], ".1f"),
                 number(row["held_out_error"], ".5f"),
             ),
+            *(number(row["rank_energy"], ".0%"), number(row.get("rank_95"), "d")),
         ]
         for row in rows
     ]

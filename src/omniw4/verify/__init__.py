@@ -14,6 +14,7 @@
         device="cpu", dtype="auto", # "auto": float32 on a CPU, the model's own dtype on a GPU
         bos=None,                   # "model" | "always" | "never"; None: as at calibration
         layer_tokens=64,            # held-out rows each linear is checked on; 0: no layer check
+        error_ranks=False,          # also the rank that would hold 95 % of each linear's code error
         gguf_file=None, trust_remote_code=False,
         on_progress=None,           # called with verify.Progress(stage, done, total, detail, eta_seconds)
     )

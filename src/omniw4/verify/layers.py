@@ -17,9 +17,11 @@ from torch import nn
 
 from omniw4 import int4
 from omniw4.hadamard import hadamard64
+from omniw4.quantize.rotate import transform_weight
 from omniw4.tensors import LinearSpec, QuantizedLinear
 from omniw4.verify.result import LayerCheck
 
+HELD_SHARE = 0.95  # of the codes' error, of which the seed says that rank 16 holds it
 TOLERANCE = 2.0  # times the error of plain torch in the same dtype
 
 
@@ -67,6 +69,7 @@ def check_layer(
     *,
     device: torch.device | str = "cpu",
     repack_identical: bool | None = None,
+    error_ranks: bool = False,
 ) -> LayerCheck:
     """Judge one quantized linear.
 
@@ -75,6 +78,7 @@ def check_layer(
         weight, bias: ``[N, K]`` and ``[N]`` of the original linear.
         linear: the same linear as the checkpoint stores it.
         module: the op path, ``[T, K] -> [T, N]``.
+        error_ranks: also find ``rank_95``, which takes all eigenvalues of a matrix of min(N, K) columns.
     """
     x, linear = x.to(device), linear.to(device)
     with torch.inference_mode():
@@ -97,7 +101,24 @@ def check_layer(
         effective_bits=linear.effective_bits(),
         finite=bool(torch.isfinite(got).all()),
         repack_identical=repack_identical,
+        rank_95=rank_holding(HELD_SHARE, weight.to(device), linear) if error_ranks else None,
     )
+
+
+def rank_holding(share: float, weight: torch.Tensor, linear: QuantizedLinear) -> int:
+    """The least rank whose best approximation holds ``share`` of the codes' error ``‖W' - Q‖²``.
+
+    The seed's premise is that sixteen do. The error is that of the codes alone, in the space they are in, as the
+    low-rank branch sees it.
+
+    Args:
+        share: from 0 to 1.
+        weight: ``[N, K]`` of the original linear.
+    """
+    residual = (transform_weight(weight, linear.spec.rotation, linear.smooth) - linear.dequantize_codes()).double()
+    gram = residual @ residual.T if residual.shape[0] <= residual.shape[1] else residual.T @ residual
+    energy = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0).cumsum(0)
+    return int((energy < share * energy[-1]).sum()) + 1 if float(energy[-1]) > 0 else 0
 
 
 def evaluate_codes(x: torch.Tensor, linear: QuantizedLinear, dtype: torch.dtype) -> torch.Tensor:

@@ -50,7 +50,8 @@ class LayerCheck:
 
     ``relative_error`` is ``‖ŷ - y‖² / ‖y‖²`` of the quantized linear against the original in FP64, ``sqnr_db`` the
     same in decibels. ``op_error`` is ``‖ŷ - ỹ‖ / ‖ỹ‖`` of the op path against an FP64 evaluation of the same codes,
-    ``op_tolerance`` twice what plain torch in that dtype makes.
+    ``op_tolerance`` twice what plain torch in that dtype makes. ``rank_95`` is the rank of a low-rank branch that would
+    hold 95 % of what the codes miss, ``‖W' - Q‖²`` in the transformed space.
     """
 
     path: str
@@ -64,6 +65,7 @@ class LayerCheck:
     effective_bits: float
     finite: bool
     repack_identical: bool | None  # None: not checked
+    rank_95: int | None = None  # None: not asked for
 
     @property
     def op_passed(self) -> bool:

@@ -53,6 +53,7 @@ def run(
     dtype: str = "auto",
     bos: str | None = None,
     layer_tokens: int = LAYER_TOKENS,
+    error_ranks: bool = False,
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
     on_progress: OnProgress | None = None,
@@ -113,7 +114,7 @@ def run(
         if layer_tokens:
             first, forward = data.items[0], data.forward(reference)
             inputs = capture_inputs(reference, checkpoint.specs, lambda: forward(first, device), layer_tokens)
-        _check_layers(checkpoint, reference, quantized, inputs, result, tell)
+        _check_layers(checkpoint, reference, quantized, inputs, result, tell, error_ranks)
     with _stage(result, "evaluate"):
         found = compare(
             data.forward(reference), data.forward(quantized), data.items, device=device, on_progress=on_progress
@@ -198,6 +199,7 @@ def _check_layers(
     inputs: dict[str, torch.Tensor],
     result: VerifyResult,
     tell: OnProgress,
+    error_ranks: bool,
 ) -> None:
     caches, damaged = integrity.open_caches(checkpoint.folder, checkpoint)
     broken: dict[str, list[str]] = {"finite": [], "repack": damaged, "ops": []}
@@ -221,6 +223,7 @@ def _check_layers(
                 quantized.get_submodule(path),
                 device=original.weight.device,
                 repack_identical=not losses,
+                error_ranks=error_ranks,
             )
             result.layers.append(check)
             detail = f"{path}  sqnr {check.sqnr_db:.1f} dB"
