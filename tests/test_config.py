@@ -21,7 +21,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_shipped_files() -> None:
-    assert {"default", "seed", "rtn", "w4a8", "float16"} <= set(SHIPPED)
+    assert {"default", "best", "seed", "rtn", "w4a8", "float16"} <= set(SHIPPED)
 
 
 def test_shipped_files_are_what_their_names_say() -> None:
