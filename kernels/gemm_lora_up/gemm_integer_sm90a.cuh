@@ -2,8 +2,9 @@
 // and the tokens as operand B, in shared memory. Activations are bytes, whichever way they were quantized: s * q of 4
 // bits, or codes of 8.
 //
-// One thread copies (integer_producer_sm90a.cuh), up to three warpgroups multiply (integer_consumer_sm90a.cuh); blocks
-// stay and take tile after tile, so that copies for the next run while this one is stored.
+// Two to four threads copy (integer_producer_sm90a.cuh), up to four warpgroups multiply (integer_consumer_sm90a.cuh) and
+// store (integer_output_sm90a.cuh); blocks stay and take tile after tile, so that copies for the next run while this one
+// is stored.
 //
 // docs/mma-layouts.md draws the operands; docs/hopper.md says what was measured on the way here.
 #pragma once
@@ -11,6 +12,7 @@
 #include "../common/launch.h"
 #include "../common/launch_pdl.h"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/elect.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "integer_consumer_sm90a.cuh"
 #include "integer_producer_sm90a.cuh"
@@ -21,33 +23,34 @@ template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     gemm_lora_up_kernel(const __grid_constant__ GemmLoraUpParams p) {
     using Plan = integer::Plan<Tile>;
-    using Consumer = integer::Consumer<T, Tile>;
     ptx::pdl_launch_dependents();  // who comes next waits for the end of this kernel before it touches anything
     extern __shared__ uint8_t raw[];
     const uint32_t base = (ptx::shared_address(raw) + 1023) / 1024 * 1024;
+    const Ring<Plan> ring{base};
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < Plan::kStages; ++i) {
-            ptx::mbarrier_init(base + i * Plan::kStageBytes + Plan::kFull, 1);
-            ptx::mbarrier_init(base + i * Plan::kStageBytes + Plan::kEmpty, Tile::kWarpgroups * 4);
+            ptx::mbarrier_init(ring.full(i), Tile::kProducers);
+            ptx::mbarrier_init(ring.empty(i), Tile::kWarpgroups * 4);
         }
         ptx::mbarrier_init_fence();
     }
     __syncthreads();
     if (threadIdx.x >= Tile::kWarpgroups * 128) {
         ptx::setmaxnreg_decrease<Tile::kProducerRegisters>();
-        if (threadIdx.x < Tile::kWarpgroups * 128 + kWarp) {
-            Producer<Tile> producer{p, {p}, {base}};
-            producer.prefetch(threadIdx.x % kWarp);
-            if (threadIdx.x % kWarp == 0) producer.run();
+        const int warp = threadIdx.x / kWarp - Tile::kWarpgroups * 4;
+        Producer<Tile> producer{p, {p}, ring};
+        if (warp == 0) {
+            if (ptx::elect_one()) producer.run_tokens();
+        } else if (warp < Tile::kProducers) {
+            producer.prefetch(warp - 1, threadIdx.x % kWarp);
+            __syncwarp();
+            if (ptx::elect_one()) producer.run_weights(warp - 1);
         }
     } else {
         ptx::setmaxnreg_increase<Tile::kConsumerRegisters>();
         ptx::pdl_wait();
-        const int row_group = Consumer::row_group();
-        const uint32_t tail = base + Plan::kStages * Plan::kStageBytes;
-        const uint32_t slices = tail + row_group * 2 * Plan::kSliceBytes;
-        Consumer consumer{p, {p}, {base}, {p, 1 + row_group, slices}, tail + Plan::kSums};
+        Consumer<T, Tile> consumer{p, {p}, ring};
         consumer.run();
     }
 }

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "../ptx/wgmma.cuh"
+#include "integer_output_sm90a.cuh"
 #include "integer_pipeline_sm90a.cuh"
-#include "output_sm90a.cuh"
 
 namespace omniw4::gemm::sm90a::integer {
 
@@ -21,36 +21,28 @@ __device__ __forceinline__ uint32_t times(uint32_t nibbles, uint32_t scale, uint
 template <class T, class Tile>
 struct Consumer {
     using Plan = integer::Plan<Tile>;
-    static constexpr int kRowBlocks = Tile::kRowBlocks;
-    using Output = sm90a::Output<T, kRowBlocks, Tile::kTokens>;
+    using Output = integer::Output<T, Tile>;
+    static constexpr int kRowBlocks = Tile::kRowBlocks, kSplits = Tile::kSplits, kUnit = Tile::kUnit;
     using Sums = int32_t[kRowBlocks][Tile::kTokens / 2];
-    static constexpr int kUnit = Tile::kUnit;
     using Weights = uint32_t[kRowBlocks][kUnit][2][4];  // [row block][group][k32 step]: operand A
 
     const GemmLoraUpParams& p;
     const Problem<Tile> problem;
     Ring<Plan> ring;
-    Output output;
-    uint32_t handover;  // where splits leave their sums
 
-    static constexpr int kSplits = Tile::kSplits;
     static __device__ __forceinline__ int row_group() { return threadIdx.x / 128 / kSplits; }
     static __device__ __forceinline__ int split() { return threadIdx.x / 128 % kSplits; }
     static __device__ __forceinline__ int thread() { return threadIdx.x % 128; }
 
-    __device__ __forceinline__ void release(uint32_t stage) const {
+    // This split's own stage: it counts for all of them.
+    __device__ __forceinline__ void release(int at) const {
         __syncwarp();
-        if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(stage + Plan::kEmpty);
+        if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(ring.empty(at), kSplits);
     }
 
-    // Goes past stages that are other splits'. Who only counted them could be a whole round of the ring ahead, and take
-    // the end of one round for that of the next: a barrier tells no more than a parity.
-    __device__ __forceinline__ void pass(int count) {
-        for (; count > 0; --count) release(ring.next_full());
-    }
-
-    __device__ __forceinline__ void widen(uint32_t stage, int first_group, Weights& a) const {
-        const uint32_t blocks = stage + Plan::kWeights + (row_group() * kRowBlocks * 2 + first_group) * kBlockBytes;
+    __device__ __forceinline__ void widen(int at, int first_group, Weights& a) const {
+        const uint32_t blocks =
+            ring.stage(at) + Plan::kWeights + (row_group() * kRowBlocks * 2 + first_group) * kBlockBytes;
         uint32_t word[kRowBlocks][kUnit][4], scales[kRowBlocks][kUnit];
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
@@ -77,9 +69,9 @@ struct Consumer {
     }
 
     // sums += kUnit groups of a stage. Where K ends in the middle of it, the tokens of the second group are zeros.
-    __device__ __forceinline__ void issue(uint32_t stage, int first_group, Weights& a, Sums& sums) const {
-        widen(stage, first_group, a);
-        const uint64_t b = ptx::wgmma_descriptor_128b(stage + Plan::kTokens + first_group * kGroup);
+    __device__ __forceinline__ void issue(int at, int first_group, Weights& a, Sums& sums) const {
+        widen(at, first_group, a);
+        const uint64_t b = ptx::wgmma_descriptor_128b(ring.stage(at) + Plan::kTokens + first_group * kGroup);
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 2 * kUnit; ++step) {
@@ -100,7 +92,9 @@ struct Consumer {
         }
     }
 
-    __device__ __forceinline__ void multiply(Sums& sums) {
+    // `before_last` is called while the last product is under way.
+    template <class F>
+    __device__ __forceinline__ void multiply(Sums& sums, F&& before_last) {
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
 #pragma unroll
@@ -109,27 +103,25 @@ struct Consumer {
         pin(sums);
         const int stages = problem.stages();
         int left = (stages - split() + kSplits - 1) / kSplits;  // of this warpgroup's
-        if (left <= 0) {
-            pass(stages);
-            return;
+        const bool last_is_empty = kSplits > 1 && left < problem.rounds();
+        if constexpr (kSplits > 1) {
+            if (left <= 0) {
+                before_last();
+                release(ring.next_full(split()));
+                return;
+            }
         }
-        const int behind = (stages - split() - 1) % kSplits;  // stages after its last
         Weights even, odd;
-        pass(split());
-        uint32_t current = ring.next_full();
+        int current = ring.next_full(split());
         --left;
         issue(current, 0, even, sums);
-        const auto next_stage = [&] {
-            pass(kSplits - 1);
-            return ring.next_full();
-        };
         if constexpr (kUnit == 2) {
             const auto next = [&](Weights& a) {
-                const uint32_t stage = next_stage();
-                issue(stage, 0, a, sums);
+                const int at = ring.next_full(split());
+                issue(at, 0, a, sums);
                 ptx::wgmma_wait<1>();
                 release(current);
-                current = stage;
+                current = at;
             };
 #pragma unroll 1
             for (; left >= 2; left -= 2) {
@@ -141,112 +133,81 @@ struct Consumer {
             issue(current, 1, odd, sums);
 #pragma unroll 1
             for (; left > 0; --left) {
-                const uint32_t stage = next_stage();
+                const int at = ring.next_full(split());
                 ptx::wgmma_wait<1>();
-                issue(stage, 0, even, sums);
+                issue(at, 0, even, sums);
                 ptx::wgmma_wait<1>();
                 release(current);
-                issue(stage, 1, odd, sums);
-                current = stage;
+                issue(at, 1, odd, sums);
+                current = at;
             }
         }
+        before_last();
         ptx::wgmma_wait<0>();
         pin(sums);
         release(current);
-        pass(behind);
+        if (last_is_empty) release(ring.next_full(split()));
     }
 
-    // Adds the splits' sums, exactly, in those of the first; the others' are of no use after this.
-    __device__ __forceinline__ void add_splits(Sums& sums) const {
-        if constexpr (kSplits == 1) return;
-        const uint32_t place = handover + row_group() * (kSplits - 1) * Plan::kSumBytes + thread() * 4;
-        const auto each = [&](uint32_t from, auto&& f) {
+    // Of the sums over all of K, exact in any order, each split keeps those of its units.
+    __device__ __forceinline__ void share(const Sums& sums, typename Output::Sums& mine) const {
+        if constexpr (kSplits == 1) {
 #pragma unroll
             for (int r = 0; r < kRowBlocks; ++r) {
 #pragma unroll
-                for (int i = 0; i < Tile::kTokens / 2; ++i) {
-                    f(from + (r * (Tile::kTokens / 2) + i) * 512, sums[r][i]);
+                for (int i = 0; i < Tile::kTokens / 2; ++i) mine[r][i] = sums[r][i];
+            }
+        } else {
+            static_assert(kRowBlocks == 1);
+            constexpr int kUnits = Plan::kUnits;
+            const uint32_t groups = ring.base + Plan::kSums + row_group() * Plan::kReceivers * Plan::kSumBytes;
+            const auto place = [&](int receiver, int turn, int unit) {
+                return groups + receiver * Plan::kSumBytes + (turn * kUnits + unit) * Plan::kUnitBytes + thread() * 16;
+            };
+#pragma unroll
+            for (int receiver = 0; receiver < Plan::kReceivers; ++receiver) {
+                const int turn = (split() - receiver + kSplits) % kSplits - 1;  // -1: its own
+#pragma unroll
+                for (int unit = 0; unit < kUnits; ++unit) {
+                    const int32_t* sum = &sums[0][(receiver * kUnits + unit) * 4];
+                    if (turn >= 0) {
+                        ptx::st_shared_v4_b32(place(receiver, turn, unit),
+                                              make_uint4(static_cast<uint32_t>(sum[0]), static_cast<uint32_t>(sum[1]),
+                                                         static_cast<uint32_t>(sum[2]), static_cast<uint32_t>(sum[3])));
+                    }
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        if (receiver == 0 || turn < 0) mine[0][unit * 4 + i] = sum[i];
+                    }
                 }
             }
-        };
-        const int barrier = 1 + Tile::kRowGroups + row_group();
-        if (split() > 0) {
-            each(place + (split() - 1) * Plan::kSumBytes,
-                 [](uint32_t to, int32_t& sum) { ptx::st_shared_b32(to, sum); });
-        }
-        ptx::bar_sync(barrier, kSplits * 128);
-        if (split() == 0) {
+            ptx::bar_sync(1 + row_group(), kSplits * 128);
+            if (split() >= Plan::kReceivers) return;
 #pragma unroll
-            for (int other = 0; other < kSplits - 1; ++other) {
-                each(place + other * Plan::kSumBytes,
-                     [](uint32_t from, int32_t& sum) { sum += static_cast<int32_t>(ptx::ld_shared_b32(from)); });
-            }
-        }
-        ptx::bar_sync(barrier, kSplits * 128);
-    }
-
-    // acc = sum * row scale * token scale.
-    __device__ __forceinline__ void scale(uint32_t stage, const Sums& sums, typename Output::Accumulators& acc) const {
-        const Lane lane;
-        float row_scale[kRowBlocks][2];
+            for (int turn = 0; turn < kSplits - 1; ++turn) {
 #pragma unroll
-        for (int r = 0; r < kRowBlocks; ++r) {
-            const int row = (row_group() * kRowBlocks + r) * 64 + Output::warp() * 16 + lane.g;
+                for (int unit = 0; unit < kUnits; ++unit) {
+                    uint32_t more[4];
+                    ptx::ld_shared_v4_b32(more, place(split(), turn, unit));
 #pragma unroll
-            for (int high = 0; high < 2; ++high) {
-                row_scale[r][high] = ptx::ld_shared_f32(stage + Plan::kRowScales + (row + high * 8) * 4);
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < Tile::kTokens / 16; ++j) {
-            float token_scale[4];
-            ptx::ld_shared_v4_f32(token_scale, stage + Plan::kTokenScales + j * 64 + lane.t * 16);
-#pragma unroll
-            for (int r = 0; r < kRowBlocks; ++r) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const float scaled = __fmul_rn(__int2float_rn(sums[r][8 * j + i]), row_scale[r][i / 2 % 2]);
-                    acc[r][8 * j + i] = __fmul_rn(scaled, token_scale[i / 4 * 2 + i % 2]);
+                    for (int i = 0; i < 4; ++i) mine[0][unit * 4 + i] += static_cast<int32_t>(more[i]);
                 }
             }
         }
-    }
-
-    __device__ __forceinline__ void add_low_rank(uint32_t stage, int tile_feature,
-                                                 typename Output::Accumulators& acc) const {
-        const int first = problem.segment(tile_feature), feature = tile_feature + row_group() * kRowBlocks * 64;
-        uint32_t lora_act[kRowBlocks];
-#pragma unroll
-        for (int r = 0; r < kRowBlocks; ++r) {
-            lora_act[r] = stage + Plan::kLoraAct + (problem.segment(feature + r * 64) - first) * Plan::kSegmentBytes;
-        }
-        const uint32_t proj_up = stage + Plan::kProjUp + row_group() * kRowBlocks * 64 * kLowRankRowBytes;
-        Output::add_low_rank(proj_up, lora_act, acc);
     }
 
     __device__ __forceinline__ void run() {
         for (int tile = blockIdx.x; tile < problem.tiles(); tile += gridDim.x) {
-            const int tile_feature = problem.first_feature(tile);
+            Output output{p, problem, problem.first_token(tile), problem.first_feature(tile)};
             Sums sums;
-            multiply(sums);
-            add_splits(sums);
-            if (split() > 0) {
-                pass(problem.last_stages());
-                continue;
-            }
-            typename Output::Accumulators acc;
-            uint32_t stage = ring.next_full();
-            scale(stage, sums, acc);
-#pragma unroll 1
-            for (int step = 0; step < problem.rank_steps(); ++step) {
-                if (step > 0) stage = ring.next_full();
-                add_low_rank(stage, tile_feature, acc);
-                release(stage);
-            }
-            if (problem.rank_steps() == 0) release(stage);
-            const int feature = tile_feature + row_group() * kRowBlocks * 64;
-            output.add_bias(feature, acc);
-            output.store(problem.first_token(tile), feature, acc);
+            multiply(sums, [&] {
+                if constexpr (Output::kFetchEarly) output.fetch();
+            });
+            if constexpr (!Output::kFetchEarly) output.fetch();
+            typename Output::Sums mine;
+            share(sums, mine);
+            output.run(ring, mine);
+            while (!ring.between_rounds()) Output::release(ring, ring.next_full());
         }
     }
 };

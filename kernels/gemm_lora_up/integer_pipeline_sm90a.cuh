@@ -9,39 +9,101 @@ namespace omniw4::gemm::sm90a::integer {
 constexpr int kBlockBytes = kBlockCodes + 64;  // nibbles of 64 features and one group, and their scales, a byte each
 constexpr int kSegments = 4;                   // runs of features with low-rank columns of their own
 
-// Offsets in bytes. A stage holds two groups of K or, after the last of them, one step of the low-rank product and, with
-// the first step, the scales.
+// Offsets in bytes. A stage holds two groups of K; or, after the last of them, one step of the low-rank product and, with
+// the first step, the scales; or, after those, a part of the tile on its way out.
 template <class Tile>
 struct Plan {
+    static constexpr int kSplits = Tile::kSplits;
     static constexpr int kRowBlocks = Tile::kRowGroups * Tile::kRowBlocks;
 
     static constexpr int kTokens = 0;                                         // [tokens][128] int8, swizzled
     static constexpr int kWeights = kTokens + Tile::kTokens * kStageColumns;  // [row block][group][kBlockBytes]
     static constexpr int kGroupsEnd = kWeights + kRowBlocks * 2 * kBlockBytes;
 
+    static constexpr int kTileSegments = kRowBlocks < kSegments ? kRowBlocks : kSegments;
     static constexpr int kSegmentBytes = Tile::kTokens * kLowRankRowBytes;
     static constexpr int kLoraAct = 0;                                                 // [segment] B fragments
-    static constexpr int kProjUp = kLoraAct + kSegments * kSegmentBytes;               // A fragments
+    static constexpr int kProjUp = kLoraAct + kTileSegments * kSegmentBytes;           // A fragments
     static constexpr int kTokenScales = kProjUp + Tile::kFeatures * kLowRankRowBytes;  // [tokens] FP32
     static constexpr int kRowScales = kTokenScales + Tile::kTokens * 4;                // [features] FP32
     static constexpr int kLowRankEnd = kRowScales + Tile::kFeatures * 4;
 
     static constexpr int kEnd = kGroupsEnd > kLowRankEnd ? kGroupsEnd : kLowRankEnd;
-    static constexpr int kStageBytes = (kEnd + 16 + 1023) / 1024 * 1024;  // the swizzle counts rows from 1024 bytes on
-    static constexpr int kFull = kStageBytes - 16;                        // barriers sit at the end of their stage
-    static constexpr int kEmpty = kStageBytes - 8;
+    static constexpr int kStageBytes = (kEnd + 1023) / 1024 * 1024;  // the swizzle counts rows from 1024 bytes on
 
-    // Output passes through slices of 16 tokens, two for each row group. Behind them, sums that splits hand over.
-    static constexpr int kSliceBytes = 16 * Tile::kRowBlocks * 64 * 4;
-    static constexpr int kSumBytes = Tile::kRowBlocks * 64 * Tile::kTokens * 4;  // of one warpgroup
-    static constexpr int kSums = 2 * Tile::kRowGroups * kSliceBytes;
-    static constexpr int kTail = kSums + Tile::kRowGroups * (Tile::kSplits - 1) * kSumBytes;
+    // [token][feature] of the rounded result. Rows are 16 bytes longer than their features, so that the same columns of
+    // eight tokens lie in 32 banks.
+    static constexpr int kOutPitch = Tile::kFeatures * 2 + 16;
+    static constexpr int kOutFit = kStageBytes / kOutPitch / 16 * 16;
+    static constexpr int kOutTokens = kOutFit < Tile::kTokens ? kOutFit : Tile::kTokens;  // in one stage
+    static constexpr int kOutStages = (Tile::kTokens + kOutTokens - 1) / kOutTokens;
+
+    // Units are eight tokens; a split finishes kUnits of them, where there are enough. Sums are handed over behind the
+    // stages: [row group][receiver][sender's turn][unit][thread][4] int32.
+    static constexpr int kAllUnits = Tile::kTokens / 8;
+    static constexpr int kUnits = kAllUnits / kSplits > 0 ? kAllUnits / kSplits : 1;
+    static constexpr int kReceivers = kAllUnits / kUnits;
+    static constexpr int kUnitBytes = 128 * 4 * 4;
+    static constexpr int kSumBytes = (kSplits - 1) * kUnits * kUnitBytes;  // that one receives
+    static constexpr int kSumsBytes = Tile::kRowGroups * kReceivers * kSumBytes;
+    static_assert(kReceivers <= kSplits && kAllUnits % kUnits == 0);
 
     // A block has its share of the multiprocessor's 228 KiB, less what the driver keeps, less 1024 to align the stages.
-    static constexpr int kRoom = 228 * 1024 / Tile::kBlocks / 128 * 128 - 1024 - 1024 - kTail;
-    static constexpr int kStages = kRoom / kStageBytes < 16 ? kRoom / kStageBytes : 16;
-    static constexpr int kBytes = 1024 + kStages * kStageBytes + kTail;
-    static_assert(kStages >= 2 * Tile::kSplits + 1);  // consumers hold two at once
+    // Stages are a multiple of the splits: each split has its own.
+    static constexpr int kMostStages = 16, kBarrierBytes = kMostStages * 16;
+    static constexpr int kRoom = 228 * 1024 / Tile::kBlocks / 128 * 128 - 1024 - 1024 - kSumsBytes - kBarrierBytes;
+    static constexpr int kFit = kRoom / kStageBytes < kMostStages ? kRoom / kStageBytes : kMostStages;
+    static constexpr int kStages = kFit / kSplits * kSplits;
+    static constexpr int kSums = kStages * kStageBytes;
+    static constexpr int kBarriers = kSums + kSumsBytes;  // [stage]: full, empty
+    static constexpr int kBytes = 1024 + kBarriers + kBarrierBytes;
+    static_assert(kStages >= 3 * kSplits);  // consumers hold two at once
+    static_assert(kStages > kOutStages);
+};
+
+// Where a thread is in the ring of stages. Everyone goes through the same sequence: stages of K in rounds, one for each
+// split, then stages for all splits; empty ones fill up the last round of either.
+//
+// A barrier tells no more than a parity, so who waits must know that the stage's use before is over. A stage of K is one
+// split's alone, and its use before was that split's, or everyone's. A stage for all comes behind the point where splits
+// hand over their sums, when all of K is through.
+template <class Plan>
+struct Ring {
+    uint32_t base;
+    int next = 0;
+    uint32_t phase = 0;
+
+    __device__ __forceinline__ uint32_t stage(int i) const { return base + i * Plan::kStageBytes; }
+    __device__ __forceinline__ uint32_t full(int i) const { return base + Plan::kBarriers + i * 16; }
+    __device__ __forceinline__ uint32_t empty(int i) const { return full(i) + 8; }
+
+    __device__ __forceinline__ void step(int count) {
+        next += count;
+        if (next == Plan::kStages) {
+            next = 0;
+            phase ^= 1;
+        }
+    }
+    __device__ __forceinline__ int next_full() {
+        const int i = next;
+        ptx::mbarrier_wait(full(i), phase);
+        step(1);
+        return i;
+    }
+    // A round's stage of one split.
+    __device__ __forceinline__ int next_full(int split) {
+        const int i = next + split;
+        ptx::mbarrier_wait(full(i), phase);
+        step(Plan::kSplits);
+        return i;
+    }
+    __device__ __forceinline__ int next_empty() {
+        const int i = next;
+        ptx::mbarrier_wait(empty(i), phase ^ 1);
+        step(1);
+        return i;
+    }
+    __device__ __forceinline__ bool between_rounds() const { return next % Plan::kSplits == 0; }
 };
 
 // Tiles are counted along the tokens first: neighbours share weights in L2. The last tile of features may be cut short.
@@ -54,6 +116,7 @@ struct Problem : sm90a::Problem<Tile> {
     __device__ __forceinline__ int row_blocks(int feature) const {
         return min(Plan<Tile>::kRowBlocks, (Base::padded_features() - feature) / 64);
     }
+    __device__ __forceinline__ int rounds() const { return (Base::stages() + Tile::kSplits - 1) / Tile::kSplits; }
     // Which low-rank columns a block of 64 features reads.
     __device__ __forceinline__ int segment(int feature) const {
         int segment = 0;

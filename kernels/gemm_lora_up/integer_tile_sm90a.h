@@ -14,13 +14,16 @@ struct Tile {
     static constexpr int kRowGroups = row_groups, kRowBlocks = row_blocks, kTokens = tokens, kBlocks = blocks;
     static constexpr int kSplits = splits, kWarpgroups = row_groups * splits;
     static constexpr int kFeatures = row_groups * row_blocks * 64;
-    static constexpr int kThreads = (kWarpgroups + 1) * 128;  // and a producer
+    static constexpr int kThreads = (kWarpgroups + 1) * 128;  // and the producers
+    // Warps that copy: one the tokens, up to three the weights, a row block or two each.
+    static constexpr int kWeightWarps = row_groups * row_blocks < 3 ? row_groups * row_blocks : 3;
+    static constexpr int kProducers = 1 + kWeightWarps;
 
-    // Registers a thread once the producer has given up what it does not need. A block has what it was launched with,
+    // Registers a thread once the producers have given up what they do not need. A block has what it was launched with,
     // the launch bounds' share rounded down to a multiple of 8, and no more: a warpgroup that asks for more waits for
     // ever.
     static constexpr int kLaunchRegisters = 65536 / (blocks * kThreads) / 8 * 8;
-    static constexpr int kProducerRegisters = 24;
+    static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 40;
     static constexpr int kShare = ((kWarpgroups + 1) * kLaunchRegisters - kProducerRegisters) / kWarpgroups / 8 * 8;
     static constexpr int kConsumerRegisters = kShare < 240 ? kShare : 240;
     static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <= (kWarpgroups + 1) * kLaunchRegisters);
@@ -35,11 +38,11 @@ using Tile64x16x2 = Tile<1, 1, 16, 2, 2>;
 using Tile64x32x4 = Tile<1, 1, 32, 1, 4>;
 using Tile64x32x2 = Tile<1, 1, 32, 2, 2>;
 using Tile64x64x2 = Tile<1, 1, 64, 2, 2>;
+using Tile64x96x2 = Tile<1, 1, 96, 1, 2>;
 using Tile64x96 = Tile<1, 1, 96, 2, 1>;
-using Tile128x48x2 = Tile<2, 1, 48, 1, 2>;
 using Tile128x64x2 = Tile<2, 1, 64, 1, 2>;
-using Tile128x96x2 = Tile<2, 1, 96, 1, 2>;
 using Tile128x128 = Tile<2, 1, 128, 1, 1>;
+using Tile128x176 = Tile<2, 1, 176, 1, 1>;
 using Tile192x128 = Tile<3, 1, 128, 1, 1>;
 using Tile192x176 = Tile<3, 1, 176, 1, 1>;
 using Tile256x128 = Tile<2, 2, 128, 1, 1>;
@@ -51,11 +54,11 @@ enum class TileChoice : int32_t {
     k64x32x4,
     k64x32x2,
     k64x64x2,
+    k64x96x2,
     k64x96,
-    k128x48x2,
     k128x64x2,
-    k128x96x2,
     k128x128,
+    k128x176,
     k192x128,
     k192x176,
     k256x128,

@@ -44,6 +44,10 @@ __device__ __forceinline__ void st_shared_b32(uint32_t address, uint32_t value) 
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_b16(uint32_t address, uint32_t value) {
+    asm volatile("{.reg .u16 h; cvt.u16.u32 h, %1; st.shared.b16 [%0], h;}" ::"r"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ void st_shared_f32(uint32_t address, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }

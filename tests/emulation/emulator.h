@@ -1,6 +1,7 @@
-// CUDA on one CPU thread, as far as the kernels of family wgmma_s8 need it: the threads of a block are coroutines, and
-// what threads do together (shuffles, barriers, products of a warp or a warpgroup) is done by the last to arrive. Included
-// before every source by the compiler's -include.
+// CUDA on one CPU thread, as far as the kernels of families wgmma_s8 and mma_s8
+// need it: the threads of a block are coroutines, and what threads do together
+// (shuffles, barriers, products of a warp or a warpgroup) is done by the last
+// to arrive. Included before every source by the compiler's -include.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -51,12 +52,14 @@ struct Meeting {
 
 struct Warp {
     Meeting meeting;
-    uint64_t words[2][32][16] = {};  // what lanes bring, and what the last of them computes; two meetings' worth
+    uint64_t words[2][32][16] = {};  // what lanes bring, and what the last of them
+                                     // computes; two meetings' worth
 };
 
 using Work = std::function<void()>;
 
-// A warpgroup's products: issued, closed in groups, done as late as a wait allows.
+// A warpgroup's products: issued, closed in groups, done as late as a wait
+// allows.
 struct Warpgroup {
     Meeting issue, commit, wait;
     int32_t* sums[2][128] = {};
@@ -76,6 +79,8 @@ struct Thread {
     ucontext_t context;
     Dim index;
     bool done = false;
+    std::vector<Work> open;  // its cp.async: issued, and closed in groups
+    std::deque<std::vector<Work>> committed;
 };
 
 struct Block {
@@ -95,9 +100,14 @@ struct Block {
 };
 extern Block block;
 
-// Runs `kernel` in every thread of every block, one block after the other. Ends the process, with a message, where a block
-// cannot go on or leaves copies or bytes behind.
+// Runs `kernel` in every thread of every block, one block after the other. Ends
+// the process, with a message, where a block cannot go on or leaves copies or
+// bytes behind.
 void run(Dim grid, int threads, Work kernel);
+
+inline Thread& current_thread() {
+    return block.threads[block.current];
+}
 
 [[noreturn]] void fail(const char* what);
 void yield();
@@ -121,7 +131,8 @@ void meet(Meeting& meeting, int count, F&& last) {
     while (meeting.generation == generation) yield();
 }
 
-// Lanes of a warp bring words; the last to arrive may compute more of them. Returns those of all lanes.
+// Lanes of a warp bring words; the last to arrive may compute more of them.
+// Returns those of all lanes.
 template <class F>
 uint64_t (&meet_warp(const std::vector<uint64_t>& mine, F&& last))[32][16] {
     Warp& warp = block.warps[block.current / 32];
@@ -167,6 +178,11 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
 inline void __syncwarp() {
     emulator::shuffle(0, 0);
 }
+inline bool __all_sync(unsigned, bool mine) {
+    bool all = true;
+    for (const auto& lane : emulator::meet_warp({uint64_t{mine}}, [](auto&) {})) all = all && lane[0] != 0;
+    return all;
+}
 inline void __syncthreads() {
     emulator::meet(emulator::block.barriers[0], static_cast<int>(emulator::block.dim.x), [] {});
 }
@@ -200,6 +216,16 @@ inline int __float2int_rn(float x) {
 }
 inline float __int2float_rn(int x) {
     return static_cast<float>(x);
+}
+inline float __uint_as_float(uint32_t x) {
+    float f;
+    std::memcpy(&f, &x, 4);
+    return f;
+}
+inline float __int_as_float(int x) {
+    float f;
+    std::memcpy(&f, &x, 4);
+    return f;
 }
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;

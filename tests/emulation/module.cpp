@@ -1,4 +1,5 @@
-// pybind11 module emulated_kernels: the launchers of family wgmma_s8, with addresses of host memory.
+// pybind11 module emulated_kernels: the launchers of family wgmma_s8, with
+// addresses of host memory; those of mma_s8 are in module_mma_s8.cpp.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -95,8 +96,8 @@ int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t ro
     p.layout = Layout::kWgmmaS8;
     multiprocessors = on_multiprocessors;
     const Status status =
-        launch_numbered<Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x64x2, Tile64x96, Tile128x48x2,
-                        Tile128x64x2, Tile128x96x2, Tile128x128, Tile192x128, Tile192x176, Tile256x128>(p);
+        launch_numbered<Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x64x2, Tile64x96x2, Tile64x96,
+                        Tile128x64x2, Tile128x128, Tile128x176, Tile192x128, Tile192x176, Tile256x128>(p);
     multiprocessors = 132;
     return static_cast<int>(status);
 }

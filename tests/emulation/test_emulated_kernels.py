@@ -199,7 +199,7 @@ def test_all_tiles_are_here() -> None:
 @pytest.mark.parametrize("tile", TILES)
 def test_every_tile_gives_the_same_bits(tile: int) -> None:
     for m, n, k, rank in ((1, 128, 64, 0), (17, 264, 320, 16)):
-        assert_same(gemm(m, n, k, rank, tile), gemm(m, n, k, rank, 10), f"tile {tile} at {m}x{n}x{k}")
+        assert_same(gemm(m, n, k, rank, tile), gemm(m, n, k, rank, 9), f"tile {tile} at {m}x{n}x{k}")
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -215,4 +215,4 @@ def test_blocks_take_several_tiles(tile: int) -> None:
 @pytest.mark.parametrize(("k", "rank"), [(64, 256), (192, 80), (576, 256), (1088, 16)])
 def test_no_split_runs_a_round_ahead_of_the_others(k: int, rank: int, tile: int) -> None:
     few = gemm(100, 128, k, rank, tile, multiprocessors=1)
-    assert_same(few, gemm(100, 128, k, rank, 10), f"tile {tile}")
+    assert_same(few, gemm(100, 128, k, rank, 9), f"tile {tile}")

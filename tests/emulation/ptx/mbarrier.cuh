@@ -24,6 +24,10 @@ inline void mbarrier_arrive_expect(uint32_t address, uint32_t bytes) {
 inline void mbarrier_arrive(uint32_t address) {
     mbarrier_arrive_expect(address, 0);
 }
+inline void mbarrier_arrive(uint32_t address, int count) {
+    emulator::block.mbarriers.at(address).pending -= count - 1;
+    mbarrier_arrive(address);
+}
 
 inline void mbarrier_wait(uint32_t address, uint32_t parity) {
     const emulator::Barrier& barrier = emulator::block.mbarriers.at(address);

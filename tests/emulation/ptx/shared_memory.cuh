@@ -31,6 +31,12 @@ inline void ld_shared_v4_f32(float (&d)[4], uint32_t address) {
 inline void st_shared_b32(uint32_t address, uint32_t value) {
     shared_at<uint32_t>(address) = value;
 }
+inline void st_shared_b16(uint32_t address, uint32_t value) {
+    shared_at<uint16_t>(address) = static_cast<uint16_t>(value);
+}
+inline void st_shared_v4_b32(uint32_t address, const uint4& value) {
+    std::memcpy(&shared_at<uint32_t>(address, 16), &value, 16);
+}
 inline void st_shared_f32(uint32_t address, float value) {
     shared_at<float>(address) = value;
 }

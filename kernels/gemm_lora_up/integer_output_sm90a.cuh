@@ -1,0 +1,418 @@
+// What follows the products of a tile with integer group scales: scales, the low-rank branch, bias and epilogue, in the
+// registers in which the sums are; then the way out, rounded, through stages of the ring: one barrier for the whole tile.
+//
+// Sixteen tokens of a tile are two units of eight, and a lane holds columns 2t, 2t + 1 of both. The quantizer stores
+// tokens 4t, 4t + 1 in those columns of the first and 4t + 2, 4t + 3 in those of the second.
+#pragma once
+
+#include "../common/epilogue.cuh"
+#include "../ptx/bar_sync.cuh"
+#include "../ptx/fence_proxy.cuh"
+#include "../ptx/ldmatrix.cuh"
+#include "../ptx/mma_f16.cuh"
+#include "../ptx/rcp_approx.cuh"
+#include "../ptx/shared_memory.cuh"
+#include "../ptx/stmatrix.cuh"
+#include "integer_pipeline_sm90a.cuh"
+
+namespace omniw4::gemm::sm90a::integer {
+
+// silu(gate) * up, as epilogue::Swiglu has it. A division takes a branch for what its short form cannot do, and so each
+// would wait for the one before: `kOrdinary` says that |gate| is between kLeastGate and kMostGate, where that form gives
+// the correctly rounded quotient.
+constexpr float kLeastGate = 0x1p-60f, kMostGate = 60.0f;
+
+template <bool kOrdinary>
+__device__ __forceinline__ float gated(float gate, float up) {
+    const float divisor = __fadd_rn(1.0f, expf(-gate));
+    if constexpr (!kOrdinary) return __fmul_rn(__fdiv_rn(gate, divisor), up);
+    float inverse = ptx::rcp_approx(divisor);
+    inverse = __fmaf_rn(inverse, __fmaf_rn(-divisor, inverse, 1.0f), inverse);
+    const float quotient = __fmul_rn(gate, inverse);
+    return __fmul_rn(__fmaf_rn(inverse, __fmaf_rn(-divisor, quotient, gate), quotient), up);
+}
+
+// One warpgroup's part of one tile.
+template <class T, class Tile>
+struct Output {
+    using Plan = integer::Plan<Tile>;
+    static constexpr int kRowBlocks = Tile::kRowBlocks, kUnits = Plan::kUnits;
+    static constexpr int kGroupThreads = Tile::kSplits * 128;  // of a row group
+    static constexpr int kConsumers = Tile::kWarpgroups * 128;
+    static constexpr int kEveryone = 1 + Tile::kRowGroups;  // barrier of all consumers; those before are row groups'
+    // 16-byte words of a row group's part of the tile, a thread
+    static constexpr int kWords = (Tile::kTokens * kRowBlocks * 8 + kGroupThreads - 1) / kGroupThreads;
+    // A residual is fetched while the last product is under way, or, where that would take too many registers, a few words
+    // at a time later.
+    static constexpr int kHeldThen = kRowBlocks * (Tile::kTokens / 2 + 16 * Tile::kUnit);  // sums and weights
+    static constexpr bool kFetchEarly = 4 * kWords + kHeldThen + 24 <= Tile::kConsumerRegisters;
+    static constexpr int kAtOnce = kFetchEarly ? kWords : 4;
+
+    // [row block][4 * unit + 2 * (row g or g + 8) + token % 2]
+    using Sums = int32_t[kRowBlocks][4 * kUnits];
+    using Accumulators = float[kRowBlocks][4 * kUnits];
+
+    const GemmLoraUpParams& p;
+    const Problem<Tile>& problem;
+    int64_t first_token;
+    int tile_feature;
+    // threadIdx.x, as something the compiler knows nothing of: it would work out addresses before the products, and hold
+    // them all the while.
+    int thread;
+    float bias[kRowBlocks][2];
+    uint4 residual[kFetchEarly ? kWords : 1];
+    uint32_t out[Plan::kOutStages];  // addresses
+
+    __device__ __forceinline__ int index() const { return thread % kWarp; }
+    __device__ __forceinline__ int g() const { return index() / 4; }
+    __device__ __forceinline__ int t() const { return thread % 4; }
+    __device__ __forceinline__ int warp() const { return thread % 128 / kWarp; }
+    __device__ __forceinline__ int split() const { return thread / 128 % Tile::kSplits; }
+    __device__ __forceinline__ int row_group() const { return thread / kGroupThreads; }
+    __device__ __forceinline__ int group_thread() const { return thread % kGroupThreads; }
+    __device__ __forceinline__ int first_row() const { return row_group() * kRowBlocks * 64; }  // in the tile
+    __device__ __forceinline__ int first_unit() const { return split() * kUnits; }
+    __device__ __forceinline__ bool has_units() const { return split() < Plan::kReceivers; }
+
+    // Word i of the row group's that this thread carries, with `words` to a token.
+    struct Place {
+        int token, word;
+        bool in_tile;
+    };
+    __device__ __forceinline__ Place place(int i, int words) const {
+        const int n = group_thread() + i * kGroupThreads;
+        return {n / words, n % words, n < Tile::kTokens * words};
+    }
+    __device__ __forceinline__ uint32_t row_address(int token) const {
+        uint32_t address = out[0] + token * Plan::kOutPitch;
+#pragma unroll
+        for (int i = 1; i < Plan::kOutStages; ++i) {
+            if (token >= i * Plan::kOutTokens) address = out[i] + (token - i * Plan::kOutTokens) * Plan::kOutPitch;
+        }
+        return address;
+    }
+    // Of token `within` of a slice of sixteen: where the slice is known when compiling, so is its stage.
+    __device__ __forceinline__ uint32_t row_address(int slice, int within) const {
+        constexpr int kSlices = Plan::kOutTokens / 16;
+        uint32_t address = out[0] + slice * 16 * Plan::kOutPitch;
+#pragma unroll
+        for (int i = 1; i < Plan::kOutStages; ++i) {
+            if (slice >= i * kSlices) address = out[i] + (slice - i * kSlices) * 16 * Plan::kOutPitch;
+        }
+        return address + within * Plan::kOutPitch;
+    }
+
+    // What comes from global memory, asked for before it is needed.
+    __device__ __forceinline__ void fetch() {
+        thread = threadIdx.x;
+        asm volatile("" : "+r"(thread));
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+            for (int high = 0; high < 2; ++high) {
+                const int feature = tile_feature + first_row() + r * 64 + warp() * 16 + high * 8 + g();
+                const bool inside = p.bias != nullptr && feature < p.out_features;
+                bias[r][high] = inside ? Scalar<T>::to_float(static_cast<const T*>(p.bias)[feature]) : 0.0f;
+            }
+        }
+        if constexpr (kFetchEarly) {
+#pragma unroll
+            for (int i = 0; i < kWords; ++i) {
+                residual[i] = make_uint4(0, 0, 0, 0);  // defined, or a register is held for it all through the products
+                if (p.epilogue == Epilogue::kResidual) residual[i] = residual_word(i);
+            }
+        }
+    }
+    __device__ __forceinline__ uint4 residual_word(int i) const {
+        const Place at = place(i, kRowBlocks * 8);
+        const int64_t row = first_token + at.token;
+        const int column = tile_feature + first_row() + at.word * 8;
+        if (!at.in_tile || row >= p.rows || column >= p.out_features) return make_uint4(0, 0, 0, 0);
+        return *reinterpret_cast<const uint4*>(static_cast<const T*>(p.residual) + row * p.out_features + column);
+    }
+
+    __device__ __forceinline__ void run(Ring<Plan>& ring, const Sums& sums) {
+        Accumulators acc;
+        int last = ring.next_full();
+        scale(ring.stage(last), sums, acc);
+#pragma unroll 1
+        for (int step = 0; step < problem.rank_steps(); ++step) {
+            if (step > 0) last = ring.next_full();
+            if (has_units()) add_low_rank(ring.stage(last), acc);
+            release(ring, last);
+        }
+        if (problem.rank_steps() == 0) release(ring, last);
+        if (has_units()) add_bias(acc);
+        int at[Plan::kOutStages];
+#pragma unroll
+        for (int i = 0; i < Plan::kOutStages; ++i) {
+            at[i] = ring.next_full();
+            out[i] = ring.stage(at[i]);
+        }
+        switch (p.epilogue) {
+            case Epilogue::kSwiglu:
+                if (has_units()) store_gated(acc);
+                ptx::bar_sync(1 + row_group(), kGroupThreads);
+                copy_gated();
+                break;
+            case Epilogue::kQkNormRope:
+                if (has_units()) store(acc);
+                ptx::bar_sync(kEveryone, kConsumers);
+                if (p.heads.head_dim == 64) copy_heads<64>();
+                if (p.heads.head_dim == 128) copy_heads<128>();
+                break;
+            case Epilogue::kResidual: add_residual(acc); [[fallthrough]];
+            default:
+                if (has_units()) store(acc);
+                ptx::bar_sync(1 + row_group(), kGroupThreads);
+                copy();
+        }
+        ptx::fence_proxy_async();  // these stages were written: copies may write them again
+#pragma unroll
+        for (int i = 0; i < Plan::kOutStages; ++i) release(ring, at[i]);
+    }
+
+    static __device__ __forceinline__ void release(const Ring<Plan>& ring, int at) {
+        __syncwarp();
+        if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(ring.empty(at));
+    }
+
+    // acc = sum * row scale * token scale.
+    __device__ __forceinline__ void scale(uint32_t stage, const Sums& sums, Accumulators& acc) const {
+        float row_scale[kRowBlocks][2];
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+            for (int high = 0; high < 2; ++high) {
+                const int row = first_row() + r * 64 + warp() * 16 + high * 8 + g();
+                row_scale[r][high] = ptx::ld_shared_f32(stage + Plan::kRowScales + row * 4);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+            const int unit = first_unit() + i, token = unit / 2 * 16 + t() * 4 + unit % 2 * 2;
+            uint32_t pair[2];
+            ptx::ld_shared_v2_b32(pair, stage + Plan::kTokenScales + token * 4);
+            const float token_scale[2] = {__uint_as_float(pair[0]), __uint_as_float(pair[1])};
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const float scaled = __fmul_rn(__int2float_rn(sums[r][4 * i + j]), row_scale[r][j / 2]);
+                    acc[r][4 * i + j] = __fmul_rn(scaled, token_scale[j % 2]);
+                }
+            }
+        }
+    }
+
+    // acc += one step of proj_up * lora_act^T.
+    __device__ __forceinline__ void add_low_rank(uint32_t stage, Accumulators& acc) const {
+        const int first_segment = problem.segment(tile_feature);
+        uint32_t a[kRowBlocks][4], lora_act[kRowBlocks];
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) {
+            const int row = first_row() + r * 64, segment = problem.segment(tile_feature + row) - first_segment;
+            ptx::ld_shared_v4_b32(a[r], stage + Plan::kProjUp + ((row / 16 + warp()) * kWarp + index()) * 16);
+            lora_act[r] = stage + Plan::kLoraAct + segment * Plan::kSegmentBytes;
+        }
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) {
+                uint32_t b[2];
+                ptx::ld_shared_v2_b32(b, lora_act[r] + ((first_unit() + i) * kWarp + index()) * 8);
+                ptx::mma_m16n8k16<T>(*reinterpret_cast<float (*)[4]>(&acc[r][4 * i]), a[r], b);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void add_bias(Accumulators& acc) const {
+        if (p.bias == nullptr) return;
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+            for (int i = 0; i < 4 * kUnits; ++i) acc[r][i] = __fadd_rn(acc[r][i], bias[r][i / 2 % 2]);
+        }
+    }
+
+    // Calls f(first unit of two, row block, address for this lane) for ldmatrix and stmatrix of four 8x8 matrices: units
+    // i and i + 1, of each features 0..7 and 8..15. Of a unit alone, twice the same.
+    template <class F>
+    __device__ __forceinline__ void each_pair(F&& f) const {
+        const int row = index() % 8, eight = index() / 8 % 2, second = index() / 16;
+#pragma unroll
+        for (int i = 0; i < kUnits; i += 2) {
+            const int unit = first_unit() + i, half = kUnits % 2 == 0 ? second : unit % 2;
+            const uint32_t address = row_address(unit / 2, row / 2 * 4 + half * 2 + row % 2);
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) {
+                f(i, r, address + (first_row() + r * 64 + warp() * 16 + eight * 8) * 2);
+            }
+        }
+    }
+    static_assert(kUnits % 2 == 0 || kUnits == 1);
+
+    __device__ __forceinline__ void store(const Accumulators& acc) const {
+        each_pair([&](int i, int r, uint32_t address) {
+            uint32_t d[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float* pair = &acc[r][4 * (kUnits % 2 == 0 ? i + j / 2 : i) + j % 2 * 2];
+                d[j] = Scalar<T>::pack(pair[0], pair[1]);
+            }
+            ptx::stmatrix_x4_trans(address, d);
+        });
+    }
+
+    // Through shared memory into the lanes that hold the sums; each warp then overwrites what it alone has read.
+    __device__ __forceinline__ void add_residual(Accumulators& acc) const {
+#pragma unroll
+        for (int first = 0; first < kWords; first += kAtOnce) {
+            uint4 word[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce && first + i < kWords; ++i) {
+                word[i] = kFetchEarly ? residual[i] : residual_word(first + i);
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce && first + i < kWords; ++i) {
+                const Place at = place(first + i, kRowBlocks * 8);
+                if (!at.in_tile) continue;
+                ptx::st_shared_v4_b32(row_address(at.token) + first_row() * 2 + at.word * 16, word[i]);
+            }
+        }
+        ptx::bar_sync(1 + row_group(), kGroupThreads);
+        if (!has_units()) return;
+        each_pair([&](int i, int r, uint32_t address) {
+            uint32_t d[4];
+            ptx::ldmatrix_x4_trans(d, address);
+#pragma unroll
+            for (int j = 0; j < (kUnits % 2 == 0 ? 4 : 2); ++j) {
+                float* pair = &acc[r][4 * (i + j / 2) + j % 2 * 2];
+                const float2 addend = Scalar<T>::unpack(d[j]);
+                pair[0] = __fadd_rn(pair[0], addend.x);
+                pair[1] = __fadd_rn(pair[1], addend.y);
+            }
+        });
+    }
+
+    __device__ __forceinline__ void copy() const {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+            const Place at = place(i, kRowBlocks * 8);
+            const int64_t row = first_token + at.token;
+            const int column = tile_feature + first_row() + at.word * 8;
+            if (!at.in_tile || row >= p.rows || column >= p.out_features) continue;
+            uint32_t word[4];
+            ptx::ld_shared_v4_b32(word, row_address(at.token) + first_row() * 2 + at.word * 16);
+            *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + row * p.out_features + column) =
+                make_uint4(word[0], word[1], word[2], word[3]);
+        }
+    }
+
+    // Rows g and g + 1, g even, are gate and up of a feature: lanes that are neighbours in g share two tokens out.
+    __device__ __forceinline__ void store_gated(const Accumulators& acc) const {
+        const bool odd = g() % 2 == 1;
+        float least = kMostGate, most = kLeastGate;
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+            for (int i = 0; i < 4 * kUnits; ++i) {
+                least = fminf(least, fabsf(acc[r][i]));
+                most = fmaxf(most, fabsf(acc[r][i]));
+            }
+        }
+        const bool ordinary = odd || (least >= kLeastGate && most <= kMostGate);
+        if (__all_sync(0xffffffffu, ordinary)) {
+            store_gated<true>(acc, odd);
+        } else {
+            store_gated<false>(acc, odd);
+        }
+    }
+
+    template <bool kOrdinary>
+    __device__ __forceinline__ void store_gated(const Accumulators& acc, bool odd) const {
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+            const int unit = first_unit() + i;
+            const uint32_t row = row_address(unit / 2, t() * 4 + unit % 2 * 2 + g() % 2);
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) {
+                const int feature = (first_row() + r * 64 + warp() * 16) / 2 + g() / 2;
+#pragma unroll
+                for (int high = 0; high < 2; ++high) {
+                    const float first = acc[r][4 * i + 2 * high], second = acc[r][4 * i + 2 * high + 1];
+                    const float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 4);
+                    const float value = gated<kOrdinary>(odd ? other : first, odd ? second : other);
+                    ptx::st_shared_b16(row + (feature + high * 4) * 2, Scalar<T>::pack(value, 0.0f));
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void copy_gated() const {
+        const int width = p.out_features / 2;
+#pragma unroll
+        for (int i = 0; i < (kWords + 1) / 2; ++i) {
+            const Place at = place(i, kRowBlocks * 4);
+            const int64_t row = first_token + at.token;
+            const int column = (tile_feature + first_row()) / 2 + at.word * 8;
+            if (!at.in_tile || row >= p.rows || column >= width) continue;
+            uint32_t word[4];
+            ptx::ld_shared_v4_b32(word, row_address(at.token) + first_row() + at.word * 16);
+            T* y = static_cast<T*>(p.y) + row * width + column;
+            if (width % 8 == 0) {
+                *reinterpret_cast<uint4*>(y) = make_uint4(word[0], word[1], word[2], word[3]);
+                continue;
+            }
+            reinterpret_cast<uint2*>(y)[0] = make_uint2(word[0], word[1]);
+            if (column + 4 < width) reinterpret_cast<uint2*>(y)[1] = make_uint2(word[2], word[3]);
+        }
+    }
+
+    // Heads of query and key go through norm and rotation, the op's own, which start from what the op would read.
+    template <int kHeadDim>
+    __device__ __forceinline__ void copy_heads() const {
+        if constexpr (Tile::kFeatures % kHeadDim == 0) {
+            constexpr int kLanes = kHeadDim / 8, kHeads = Tile::kFeatures / kHeadDim, kAtOnce = kWarp / kLanes;
+            constexpr int kStep = kConsumers / kWarp * kAtOnce, kItems = Tile::kTokens * kHeads;
+            constexpr int kBatch = Tile::kConsumerRegisters < 128 ? 2 : 4;  // tokens whose cosines and sines are held
+            const int first = thread / kWarp * kAtOnce + thread % kWarp / kLanes;
+            const int i = thread % kLanes, rotated_heads = p.heads.q_heads + p.heads.kv_heads;
+            if (tile_feature / kHeadDim >= rotated_heads) return copy();
+#pragma unroll 1
+            for (int batch = 0; batch < kItems; batch += kBatch * kStep) {
+                int64_t row[kBatch];
+                int column[kBatch];
+                bool inside[kBatch];
+                Rotation rotation[kBatch];
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    const int item = batch + j * kStep + first;
+                    row[j] = first_token + item / kHeads;
+                    column[j] = tile_feature + item % kHeads * kHeadDim + i * 8;
+                    inside[j] = item < kItems && row[j] < p.rows && column[j] < p.out_features;
+                    rotation[j].position = p.heads.positions[inside[j] ? row[j] : 0];
+                }
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) rotation[j].template load<kHeadDim>(p.heads);
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    const int token = inside[j] ? static_cast<int>(row[j] - first_token) : 0;
+                    uint32_t word[4];
+                    ptx::ld_shared_v4_b32(word, row_address(token) + (column[j] - tile_feature) * 2);
+                    uint4 result = make_uint4(word[0], word[1], word[2], word[3]);
+                    const int head = column[j] / kHeadDim;
+                    float v[8];
+                    unpack8<T>(result, v);
+                    qknorm_rope_head<T, kHeadDim>(p.heads, rotation[j], head < p.heads.q_heads, v);
+                    if (head < rotated_heads) result = pack8<T>(v);
+                    if (inside[j]) {
+                        *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + row[j] * p.out_features + column[j]) = result;
+                    }
+                }
+            }
+        }
+    }
+};
+
+}  // namespace omniw4::gemm::sm90a::integer

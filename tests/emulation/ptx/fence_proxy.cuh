@@ -1,0 +1,7 @@
+#pragma once
+
+namespace omniw4::ptx {
+
+inline void fence_proxy_async() {}
+
+}  // namespace omniw4::ptx
