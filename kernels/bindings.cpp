@@ -95,7 +95,7 @@ DType dtype_of(const std::string& name) {
 Layout layout_of(const std::string& name) {
     if (name == "canonical") return Layout::kCanonical;
     if (name == "mma_s4") return Layout::kMmaS4;
-    if (name == "mma_s8") return Layout::kTransposedScales;
+    if (name == "mma_s8") return Layout::kMmaS8;
     if (name == "wgmma_s8") return Layout::kWgmmaS8;
     throw std::invalid_argument("layout is '" + name + "', wanted canonical, mma_s4, mma_s8 or wgmma_s8");
 }
@@ -350,21 +350,25 @@ int integer_tile(int64_t rows, int out_features, int in_features, int multiproce
     return static_cast<int>(gemm::sm90a::integer::choose_tile(rows, features, in_features, multiprocessors));
 }
 
-// Whether a device runs code for sm_90a, which no other does.
-bool is_hopper(int device) {
+// Whether a kernel is meant for a device: those for sm_90a run on no other, and family mma_s4 has no code for what comes
+// after it.
+bool meant_for(const std::string& kernel, int device) {
     int major = 0, minor = 0;
-    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
-           minor == 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+        return true;
+    }
+    if (kernel.find("sm90a") != std::string::npos) return major == 9 && minor == 0;
+    return major < 10 || kernel.find("gemm::s4::") == std::string::npos;
 }
 
-// Loads every kernel onto a device that can run it (a graph capture must not be the first to need one) and says what each one takes.
+// Loads every kernel onto a device that can run it (a graph capture must not be the first to need one) and says what each
+// one takes.
 py::list load(int device) {
     const DeviceGuard guard(device);
-    const bool hopper = is_hopper(device);
     py::list list;
     for (const KernelInfo& kernel : compiled_kernels()) {
-        if (!hopper && std::string(kernel.name).find("sm90a") != std::string::npos) continue;
+        if (!meant_for(kernel.name, device)) continue;
         cudaFuncAttributes attributes{};
         const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.function);
         if (error != cudaSuccess) {

@@ -2,7 +2,8 @@
 //
 // Nothing here or below knows torch. A kernel never allocates, never synchronises and never changes the current
 // device. Shapes: M rows (tokens), K in_features, N out_features, R rank, G = 64 group size; M', N', R' are M, N, R
-// rounded up to 16, 128 and 16. All pointers are device pointers, aligned to 16 bytes unless a comment says otherwise.
+// rounded up to 16, 128 (64 in kMmaS8) and 16. All pointers are device pointers, aligned to 16 bytes unless a comment says
+// otherwise.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +14,7 @@ namespace omniw4 {
 
 constexpr int kGroup = 64;
 constexpr int kRowTile = 16;       // M' and R' are multiples of it: m and k of mma.m16n8k16, m of mma.m16n8k64
-constexpr int kColumnBlock = 128;  // N' is a multiple of it
+constexpr int kColumnBlock = 128;  // N' is a multiple of it, but in kMmaS8
 constexpr int kMaxRank = 256;
 
 enum class Status : int32_t {
@@ -27,11 +28,12 @@ enum class Status : int32_t {
 
 enum class DType : int32_t { kFloat16 = 0, kBFloat16 = 1 };
 
-// Where codes and scales lie; docs/mma-layouts.md draws the second.
+// Where codes and scales lie; docs/mma-layouts.md draws all but the first.
 enum class Layout : int32_t {
-    kCanonical = 0,         // qact [M, K/2] nibbles, [M, K] int8 or [M, K] dtype; a_scales [M, K/64] or [M, 1]
-    kMmaS4 = 1,             // qact [M'/16, K/64, 32, 16] bytes, a_scales [K/64, M']; 4-bit only
-    kTransposedScales = 2,  // qact as canonical, a_scales [K/64, M'] or [1, M']: families that widen nibbles to bytes
+    kCanonical = 0,  // qact [M, K/2] nibbles, [M, K] int8 or [M, K] dtype; a_scales [M, K/64] or [M, 1]
+    kMmaS4 = 1,      // qact [M'/16, K/64, 32, 16] bytes, a_scales [K/64, M']; 4-bit only
+    // qact [M, K] int8; a_scales FP32, [K/64, M'] for 4 bits with FP16 group scales, else [M']
+    kMmaS8 = 2,
     // qact [K/128, M', 128] int8 swizzled, K/128 rounded up; a_scales FP32, [K/128, M'/16, 2, 16] for 4 bits with FP16
     // group scales, else [M']; lora_act [R'/16, M'/8, 32, 4] of dtype
     kWgmmaS8 = 3
@@ -55,7 +57,7 @@ struct QuantizeLoraDownParams {
     const float* inv_smooth;  // [K] or null
     const void* proj_down;    // [K, R'] row-major, or null when R' = 0; kWgmmaS8: [K/64, R'/16, 4, 32, 8]
     void* qact;               // see Layout
-    void* a_scales;           // FP16, see Layout; not written for 16-bit activations
+    void* a_scales;           // FP16 (but see Layout); not written for 16-bit activations
     float* lora_act;          // [M, R'] row-major (but see Layout), or null when R' = 0
     int64_t rows, row_stride;
     int32_t cols;         // multiple of 64
@@ -64,7 +66,7 @@ struct QuantizeLoraDownParams {
     double clip;          // fraction of absmax that the grid spans
     float eps;            // of the RMS worked out here
     bool rotate;          // multiply each group by H64
-    bool integer_scales;  // 4 bits: a small integer for each group times a scale of the token. kWgmmaS8 alone
+    bool integer_scales;  // 4 bits: a small integer for each group times a scale of the token. kMmaS8 and kWgmmaS8
     Layout layout;
     DType dtype;
 };
@@ -139,12 +141,13 @@ enum class Epilogue : int32_t {
 struct GemmLoraUpParams {
     const void* qact;      // see Layout
     const void* a_scales;  // see Layout
-    // kMmaS4: [N'/128, K/64, 8, 32, 16] bytes; kWgmmaS8: [N'/64, K/64, 2176], scales inside, or 2112 with row_scales
+    // kMmaS4: [N'/128, K/64, 8, 32, 16] bytes; kMmaS8: [N'/64, K/64, 4, 32, 16]; kWgmmaS8: [N'/64, K/64, 2176], scales
+    // inside, or 2112 with row_scales
     const void* qweight;
-    const void* w_scales;     // kMmaS4: [N'/128, K/64, 128] FP16
-    const float* row_scales;  // kWgmmaS8 with integer group scales: [N']; else null
-    const void* lora_act;     // kMmaS4: FP32 [M, R'], or packed (PackLoraActParams); see Layout; null when R' = 0
-    const void* proj_up;      // kMmaS4: [N', R']; kWgmmaS8: [R'/16, N'/16, 32, 8]; null when R' = 0
+    const void* w_scales;     // kMmaS4: [N'/128, K/64, 128] FP16; kMmaS8: [N'/64, K/64, 4, 8, 2] FP16, or bytes
+    const float* row_scales;  // kMmaS8 and kWgmmaS8 with integer group scales: [N']; else null
+    const void* lora_act;     // FP32 [M, R'], or packed (PackLoraActParams); kWgmmaS8: see Layout; null when R' = 0
+    const void* proj_up;      // [N', R']; kWgmmaS8: [R'/16, N'/16, 32, 8]; null when R' = 0
     const void* bias;         // [N] or null
     const void* residual;     // [M, N], for kResidual
     void* y;
@@ -154,13 +157,13 @@ struct GemmLoraUpParams {
     int32_t in_features;   // K, multiple of 64
     int32_t rank;          // R', multiple of 16, at most 256
     bool lora_act_packed;
-    int32_t tile;       // 0: chosen by shape. kMmaS4: rows a block owns, 16 or 128; kWgmmaS8: 1 to 5, tuning_sm90a.h.
-                        // The result does not depend on it
+    int32_t tile;  // 0: chosen by shape. Rows a block owns, 16 or 128; kWgmmaS8: 1 to 5, tuning_sm90a.h. The result
+                   // does not depend on it
     Epilogue epilogue;  // all but kQkNormRope for kWgmmaS8
     DType dtype;
-    Layout layout;     // kMmaS4 or kWgmmaS8
-    int32_t act_bits;  // 4, or 8 for kWgmmaS8
-    // With row_scales: features from segment_ends[i] on have the next R' columns of lora_act, which is
+    Layout layout;     // all but kCanonical
+    int32_t act_bits;  // 4, or 8 for all but kMmaS4
+    // kWgmmaS8 with row_scales: features from segment_ends[i] on have the next R' columns of lora_act, which is
     // [S R'/16, M'/8, 32, 4] then. Ascending multiples of 64; INT32_MAX where there is no further segment.
     int32_t segment_ends[3];
     bool weights_ready;  // no kernel still running writes qweight: its copies may start before the others are done

@@ -44,6 +44,15 @@ __device__ __forceinline__ uint32_t encode_s8x4(const float* v, float inverse) {
     return ptx::cvt_pack_s8(code(v[1], inverse), code(v[0], inverse), high);
 }
 
+// Eight INT4 codes of a register to eight bytes in their order, each code times `scale`, which is at most 16.
+__device__ __forceinline__ uint2 widen_s4x8(uint32_t nibbles, uint32_t scale) {
+    const uint32_t shifted = nibbles ^ 0x88888888u;  // q + 8, so that no byte carries into the next
+    const uint32_t offset = 0x80808080u - scale * 0x08080808u;
+    const uint32_t even = ((shifted & 0x0f0f0f0fu) * scale + offset) ^ 0x80808080u;
+    const uint32_t odd = ((shifted >> 4 & 0x0f0f0f0fu) * scale + offset) ^ 0x80808080u;
+    return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
+}
+
 // With integer group scales, a group's step is the token's scale times a whole number from 1 to 16.
 constexpr int kIntegerScaleMax = 16;
 constexpr float kTokenScaleMin = 7.888609052210118e-31f;  // 2^-100: its reciprocal and products stay within FP32

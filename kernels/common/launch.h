@@ -50,4 +50,14 @@ inline Status launch_status() {
     return cudaPeekAtLastError() == cudaSuccess ? Status::kOk : Status::kLaunchFailed;
 }
 
+template <class... Parameters>
+Status launch_kernel(void (*kernel)(Parameters...), dim3 grid, int threads, int dynamic_shared_bytes,
+                     cudaStream_t stream, const Parameters&... parameters) {
+    void* arguments[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
+    const cudaError_t error =
+        cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(threads)), arguments,
+                         static_cast<size_t>(dynamic_shared_bytes), stream);
+    return error == cudaSuccess ? Status::kOk : Status::kLaunchFailed;
+}
+
 }  // namespace omniw4

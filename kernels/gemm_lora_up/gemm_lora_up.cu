@@ -6,10 +6,12 @@
 namespace omniw4 {
 
 namespace gemm {
-Status launch_plain_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
-Status launch_residual_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
-Status launch_swiglu_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
-Status launch_qknorm_rope_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_s4_plain_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_s4_residual_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_s4_swiglu_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_s4_qknorm_rope_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_s8_half_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
+Status launch_s8_bfloat16_sm80(const GemmLoraUpParams& p, cudaStream_t stream);
 
 // Null where sm_90a is not among the architectures compiled for.
 using Launcher = Status(const GemmLoraUpParams& p, cudaStream_t stream);
@@ -35,8 +37,9 @@ Status check_heads(const GemmLoraUpParams& p) {
 }
 
 bool known_tile(const GemmLoraUpParams& p) {
-    if (p.row_scales != nullptr) return p.tile >= 0 && p.tile <= gemm::sm90a::integer::kTileChoices;
-    if (p.layout == Layout::kWgmmaS8) return p.tile >= 0 && p.tile <= 5;
+    if (p.layout == Layout::kWgmmaS8) {
+        return p.tile >= 0 && p.tile <= (p.row_scales != nullptr ? gemm::sm90a::integer::kTileChoices : 5);
+    }
     return p.tile == 0 || p.tile == 16 || p.tile == 128;
 }
 
@@ -100,17 +103,23 @@ Status launch_wgmma(const GemmLoraUpParams& p, cudaStream_t stream) {
     return compiled ? launcher(p, stream) : Status::kUnsupported;
 }
 
+Status launch_mma_s8(const GemmLoraUpParams& p, cudaStream_t stream) {
+    if (p.act_bits != 4 && p.act_bits != 8) return Status::kUnsupported;
+    return p.dtype == DType::kFloat16 ? gemm::launch_s8_half_sm80(p, stream) : gemm::launch_s8_bfloat16_sm80(p, stream);
+}
+
 }  // namespace
 
 Status launch_gemm_lora_up(const GemmLoraUpParams& p, cudaStream_t stream) {
     if (const Status status = check(p); status != Status::kOk || p.rows == 0) return status;
     if (p.layout == Layout::kWgmmaS8) return launch_wgmma(p, stream);
-    if (p.layout != Layout::kMmaS4 || p.act_bits != 4) return Status::kUnsupported;
+    if (p.layout == Layout::kMmaS8) return launch_mma_s8(p, stream);
+    if (p.layout != Layout::kMmaS4 || p.act_bits != 4 || p.row_scales != nullptr) return Status::kUnsupported;
     switch (p.epilogue) {
-        case Epilogue::kPlain: return gemm::launch_plain_sm80(p, stream);
-        case Epilogue::kResidual: return gemm::launch_residual_sm80(p, stream);
-        case Epilogue::kSwiglu: return gemm::launch_swiglu_sm80(p, stream);
-        case Epilogue::kQkNormRope: return gemm::launch_qknorm_rope_sm80(p, stream);
+        case Epilogue::kPlain: return gemm::launch_s4_plain_sm80(p, stream);
+        case Epilogue::kResidual: return gemm::launch_s4_residual_sm80(p, stream);
+        case Epilogue::kSwiglu: return gemm::launch_s4_swiglu_sm80(p, stream);
+        case Epilogue::kQkNormRope: return gemm::launch_s4_qknorm_rope_sm80(p, stream);
     }
     return Status::kUnsupported;
 }

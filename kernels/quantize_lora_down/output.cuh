@@ -17,12 +17,17 @@ struct Output {
     __device__ __forceinline__ explicit Output(const QuantizeLoraDownParams& params)
         : p(params), padded_rows(round_up(params.rows, kRowTile)) {}
 
-    __device__ __forceinline__ void store_scale(int64_t row, int group, int groups, __half scale) const {
+    // `scale` is an FP16 number but in kMmaS8.
+    __device__ __forceinline__ void store_scale(int64_t row, int group, int groups, float scale) const {
+        if (p.layout == Layout::kMmaS8) {
+            static_cast<float*>(p.a_scales)[group * padded_rows + row] = scale;
+            return;  // rows past M are written too: the GEMM reads whole tiles
+        }
         __half* scales = static_cast<__half*>(p.a_scales);
         if (p.layout != Layout::kCanonical) {
-            scales[group * padded_rows + row] = scale;  // rows past M too: the GEMM reads whole tiles
+            scales[group * padded_rows + row] = __float2half_rn(scale);
         } else if (row < p.rows) {
-            scales[row * groups + group] = scale;
+            scales[row * groups + group] = __float2half_rn(scale);
         }
     }
 
@@ -44,13 +49,9 @@ struct Output {
         }
     }
 
-    __device__ __forceinline__ void store_s8(int64_t row, int group, const Lane& lane, const float (&v)[16],
-                                             float inverse) const {
-        uint2 codes[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            codes[h] = make_uint2(encode_s8x4(v + 8 * h, inverse), encode_s8x4(v + 8 * h + 4, inverse));
-        }
+    // Bytes of columns 8t .. 8t + 7 and 32 + 8t .. 32 + 8t + 7.
+    __device__ __forceinline__ void store_bytes(int64_t row, int group, const Lane& lane,
+                                                const uint2 (&codes)[2]) const {
         if (row >= p.rows) return;
         uint2* out = reinterpret_cast<uint2*>(static_cast<int8_t*>(p.qact) + row * p.cols + group * kGroup);
         out[lane.t] = codes[0];

@@ -5,14 +5,11 @@
 namespace omniw4 {
 
 namespace quantize {
-template <int kBits>
-Status launch_width(const QuantizeLoraDownParams& p, cudaStream_t stream);
-template <>
-Status launch_width<4>(const QuantizeLoraDownParams& p, cudaStream_t stream);
-template <>
-Status launch_width<8>(const QuantizeLoraDownParams& p, cudaStream_t stream);
-template <>
-Status launch_width<16>(const QuantizeLoraDownParams& p, cudaStream_t stream);
+Status launch_a4(const QuantizeLoraDownParams& p, cudaStream_t stream);
+Status launch_a8(const QuantizeLoraDownParams& p, cudaStream_t stream);
+Status launch_a16(const QuantizeLoraDownParams& p, cudaStream_t stream);
+Status launch_a4_bytes(const QuantizeLoraDownParams& p, cudaStream_t stream);
+Status launch_a4_integer(const QuantizeLoraDownParams& p, cudaStream_t stream);
 
 // Null where sm_90a is not among the architectures compiled for.
 using Launcher = Status(const QuantizeLoraDownParams& p, cudaStream_t stream);
@@ -26,7 +23,8 @@ Status launch_quantize_lora_down(const QuantizeLoraDownParams& p, cudaStream_t s
     if (p.layout == Layout::kMmaS4 && p.act_bits != 4) return Status::kUnsupported;
     if (p.layout != Layout::kCanonical && p.act_bits == 16) return Status::kUnsupported;
     const bool hopper = p.layout == Layout::kWgmmaS8;
-    if (p.integer_scales && !hopper) return Status::kUnsupported;
+    const bool bytes = p.layout == Layout::kMmaS8;
+    if (p.integer_scales && !hopper && !bytes) return Status::kUnsupported;
     if (p.norm_weight != nullptr && p.inv_rms == nullptr && !hopper) return Status::kUnsupported;
     if (p.rows == 0) return Status::kOk;
     if (p.x == nullptr || p.qact == nullptr || (p.inv_rms != nullptr && p.norm_weight == nullptr)) {
@@ -45,9 +43,11 @@ Status launch_quantize_lora_down(const QuantizeLoraDownParams& p, cudaStream_t s
         return compiled ? launcher(p, stream) : Status::kUnsupported;
     }
     switch (p.act_bits) {
-        case 4: return quantize::launch_width<4>(p, stream);
-        case 8: return quantize::launch_width<8>(p, stream);
-        case 16: return quantize::launch_width<16>(p, stream);
+        case 4:
+            if (!bytes) return quantize::launch_a4(p, stream);
+            return p.integer_scales ? quantize::launch_a4_integer(p, stream) : quantize::launch_a4_bytes(p, stream);
+        case 8: return quantize::launch_a8(p, stream);
+        case 16: return quantize::launch_a16(p, stream);
     }
     return Status::kUnsupported;
 }

@@ -7,11 +7,13 @@
 //
 // Each warp sums the low-rank product over its own groups, and the eight sums are added in the order of the warps:
 // no atomics, and nothing depends on the rows beside.
+//
+// Where a scale depends on the whole row, codes are written from a second reading of it, which comes from L2.
 #pragma once
 
 #include "../common/launch.h"
 #include "../ptx/mma_f16.cuh"
-#include "output.cuh"
+#include "codes.cuh"
 #include "proj_down_tile.cuh"
 #include "transform.cuh"
 
@@ -21,14 +23,14 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kTilesAtOnce = 4;  // n16 tiles reduced between two barriers
 
-template <class T, int kBits, int kTiles>
+template <class T, class Codes, int kTiles>
 __global__ void __launch_bounds__(kThreads)
-    quantize_lora_down_kernel(const __grid_constant__ QuantizeLoraDownParams p, const float factor) {
+    quantize_lora_down_kernel(const __grid_constant__ QuantizeLoraDownParams p, const Factors factors) {
     // Two staging buffers a warp, later the partial sums of kTilesAtOnce n16 tiles from every warp.
     constexpr int kSharedBytes = kTiles > 0 ? kWarps * 2 * kStageBytes : 16;
     static_assert(kTiles == 0 || kSharedBytes >= kWarps * kTilesAtOnce * kWarp * 8 * 4);
     __shared__ __align__(128) uint8_t shared[kSharedBytes];
-    __shared__ float row_absmax[kBits == 8 ? kWarps : 1][kRowTile];
+    __shared__ float row_absmax[Codes::kWholeRow ? kWarps : 1][kRowTile];
 
     const Lane lane;
     const int warp = threadIdx.x / kWarp, groups = p.cols / kGroup;
@@ -56,23 +58,11 @@ __global__ void __launch_bounds__(kThreads)
         const int next = group + kWarps;
         if (next < groups) transform.load(next, lane, raw);
 
-        if constexpr (kBits == 4) {
-            uint32_t word[2][2];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const __half scale = scale_from_absmax(max_over_quad(absmax16(v[i])), factor);
-                const float inverse = inverse_scale(scale);
-                word[i][0] = encode_s4x8(v[i], inverse);
-                word[i][1] = encode_s4x8(v[i] + 8, inverse);
-                if (owns_codes && lane.t == 0) output.store_scale(transform.row[i], group, groups, scale);
-            }
-            if (owns_codes) output.store_s4(transform.row, group, lane, word);
-        } else if constexpr (kBits == 8) {
+        if constexpr (Codes::kWholeRow) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) absmax[i] = ptx::max_nan(absmax[i], absmax16(v[i]));
-        } else if (owns_codes) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) output.store_16(transform.row[i], group, lane, v[i]);
+        } else {
+            Codes::store(output, transform.row, group, lane, v, factors, owns_codes);
         }
 
         if constexpr (kTiles > 0) {
@@ -109,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
         }
     }
 
-    if constexpr (kBits == 8) {
+    if constexpr (Codes::kWholeRow) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             absmax[i] = max_over_quad(absmax[i]);
@@ -117,21 +107,22 @@ __global__ void __launch_bounds__(kThreads)
         }
         __syncthreads();
         if (owns_codes) {
-            float inverse[2];
+            typename Codes::Row of_row[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 float m = row_absmax[0][lane.g + 8 * i];
                 for (int w = 1; w < kWarps; ++w) m = ptx::max_nan(m, row_absmax[w][lane.g + 8 * i]);
-                const __half scale = scale_from_absmax(m, factor);
-                inverse[i] = inverse_scale(scale);
-                if (warp == 0 && lane.t == 0) output.store_scale(transform.row[i], 0, 1, scale);
+                of_row[i] = Codes::row(m, factors);
+                if (warp == 0 && lane.t == 0) output.store_scale(transform.row[i], 0, 1, of_row[i].scale);
             }
             for (int group = warp; group < groups; group += kWarps) {
                 RowPair v;
                 transform.load(group, lane, raw);
                 transform.apply(group, lane, raw, v);
 #pragma unroll
-                for (int i = 0; i < 2; ++i) output.store_s8(transform.row[i], group, lane, v[i], inverse[i]);
+                for (int i = 0; i < 2; ++i) {
+                    Codes::store(output, transform.row[i], group, lane, v[i], of_row[i], factors);
+                }
             }
         }
     }
@@ -175,19 +166,44 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-template <class T, int kBits, int kTiles>
-Status launch(const QuantizeLoraDownParams& p, cudaStream_t stream) {
-    const int qmax = kBits == 8 ? 127 : 7;
-    const auto factor = static_cast<float>(p.clip / qmax);
+template <class T, class Codes, int kTiles>
+Status launch_tiles(const QuantizeLoraDownParams& p, cudaStream_t stream) {
+    const Factors factors{static_cast<float>(p.clip / Codes::kSteps), static_cast<float>(p.clip / 7)};
     const auto blocks = static_cast<unsigned>(ceil_div(p.rows, kRowTile));
     const unsigned passes = kTiles == 0 ? 1 : static_cast<unsigned>(ceil_div(p.rank / kRowTile, kTiles));
-    const dim3 grid(blocks, passes);
-    quantize_lora_down_kernel<T, kBits, kTiles><<<grid, kThreads, 0, stream>>>(p, factor);
-    return launch_status();
+    return launch_kernel(quantize_lora_down_kernel<T, Codes, kTiles>, dim3(blocks, passes), kThreads, 0, stream, p,
+                         factors);
 }
 
-// Defined in quantize_lora_down_<width>.cu: the smallest compiled width that holds the rank, else several passes.
-template <int kBits>
-Status launch_width(const QuantizeLoraDownParams& p, cudaStream_t stream);
+// The smallest compiled width that holds the rank, else several passes.
+template <class T, class Codes>
+Status launch_rank(const QuantizeLoraDownParams& p, cudaStream_t stream) {
+    const int tiles = p.rank / kRowTile;
+    if (tiles == 0) return launch_tiles<T, Codes, 0>(p, stream);
+    if (tiles == 1) return launch_tiles<T, Codes, 1>(p, stream);
+    if (tiles == 2) return launch_tiles<T, Codes, 2>(p, stream);
+    return launch_tiles<T, Codes, 8>(p, stream);
+}
+
+template <class Codes>
+Status launch_dtype(const QuantizeLoraDownParams& p, cudaStream_t stream) {
+    return p.dtype == DType::kFloat16 ? launch_rank<__half, Codes>(p, stream)
+                                      : launch_rank<__nv_bfloat16, Codes>(p, stream);
+}
+
+// The kernels of one kind of codes, for compiled_kernels().
+template <class Codes>
+struct Kernels {
+    template <class T>
+    struct OfDtype {
+        template <int tiles>
+        static Registration entry() {
+            return registered<quantize_lora_down_kernel<T, Codes, tiles>>(kThreads, 0);
+        }
+        Registration rank0 = entry<0>(), rank16 = entry<1>(), rank32 = entry<2>(), rank128 = entry<8>();
+    };
+    OfDtype<__half> half;
+    OfDtype<__nv_bfloat16> bfloat16;
+};
 
 }  // namespace omniw4::quantize

@@ -2,33 +2,13 @@
 #include "quantize_lora_down.cuh"
 
 namespace omniw4::quantize {
-namespace {
 
-template <class T>
-Status launch_rank(const QuantizeLoraDownParams& p, cudaStream_t stream) {
-    const int tiles = p.rank / kRowTile;
-    if (tiles == 0) return launch<T, 16, 0>(p, stream);
-    if (tiles == 1) return launch<T, 16, 1>(p, stream);
-    if (tiles == 2) return launch<T, 16, 2>(p, stream);
-    return launch<T, 16, 8>(p, stream);
+namespace {
+const Kernels<Values> kKernels;
 }
 
-template <class T>
-struct Kernels {
-    Registration rank0 = registered<quantize_lora_down_kernel<T, 16, 0>>(kThreads, 0);
-    Registration rank16 = registered<quantize_lora_down_kernel<T, 16, 1>>(kThreads, 0);
-    Registration rank32 = registered<quantize_lora_down_kernel<T, 16, 2>>(kThreads, 0);
-    Registration rank128 = registered<quantize_lora_down_kernel<T, 16, 8>>(kThreads, 0);
-};
-
-const Kernels<__half> kHalf;
-const Kernels<__nv_bfloat16> kBFloat16;
-
-}  // namespace
-
-template <>
-Status launch_width<16>(const QuantizeLoraDownParams& p, cudaStream_t stream) {
-    return p.dtype == DType::kFloat16 ? launch_rank<__half>(p, stream) : launch_rank<__nv_bfloat16>(p, stream);
+Status launch_a16(const QuantizeLoraDownParams& p, cudaStream_t stream) {
+    return launch_dtype<Values>(p, stream);
 }
 
 }  // namespace omniw4::quantize

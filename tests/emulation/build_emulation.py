@@ -1,5 +1,5 @@
-"""Compile the kernels of family wgmma_s8 for the CPU, their PTX instructions emulated. Needs g++, pybind11 and CUDA's
-headers; the result is kept under ``build/emulation`` until a source changes."""
+"""Compile the kernels of families wgmma_s8 and mma_s8 for the CPU, their PTX instructions emulated. Needs g++, pybind11
+and CUDA's headers; the result is kept under ``build/emulation`` until a source changes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from types import ModuleType
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "emulation"
+MODULES = {"emulated_kernels": "module.cpp", "emulated_mma_s8": "module_mma_s8.cpp"}
 FOLDERS = ("common", "gemm_lora_up", "quantize_lora_down")
-# What a host compiler cannot read: shared memory whose size the launch gives
+# What a host compiler cannot read, shared memory whose size the launch gives, and what must lie below 4 GiB as it does
 DYNAMIC_SHARED = (
+    (
+        r"(?:extern )?__shared__ __align__\(128\) uint8_t shared\[\w*\];",
+        "uint8_t* shared = emulator::dynamic_shared();",
+    ),
     (r"extern __shared__ uint8_t raw\[\];", "uint8_t* raw = emulator::dynamic_shared();"),
     (
         r"extern __shared__ __align__\(\s*16\) float shared\[\];",
@@ -37,20 +42,20 @@ def why_impossible() -> str:
     return "" if any((path / "cuda_fp16.h").is_file() for path in _cuda_headers()) else "no CUDA headers"
 
 
-def load() -> ModuleType:
-    """The module, compiled if it is not."""
-    sources = [*sorted(HERE.rglob("*.c*")), *sorted(HERE.rglob("*.h")), *_kernel_sources()]
+def load(name: str = "emulated_kernels") -> ModuleType:
+    """The module of that name, compiled if it is not."""
+    sources = [*sorted(HERE.rglob("*.c*")), *sorted(HERE.rglob("*.h")), *_kernel_sources(name)]
     text = b"\0".join(path.read_bytes() for path in sources)
-    folder = BUILD / hashlib.sha256(text).hexdigest()[:16]
-    target = folder / f"emulated_kernels{sysconfig.get_config_var('EXT_SUFFIX')}"
+    folder = BUILD / f"{name}-{hashlib.sha256(text).hexdigest()[:16]}"
+    target = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:
+    with (BUILD / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
         if not target.is_file():
-            for stale in BUILD.glob("????????????????"):
+            for stale in BUILD.glob(f"{name}-????????????????"):
                 shutil.rmtree(stale)
-            _compile(folder, target)
-    spec = importlib.util.spec_from_file_location("emulated_kernels", target)
+            _compile(name, folder, target)
+    spec = importlib.util.spec_from_file_location(name, target)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -58,28 +63,30 @@ def load() -> ModuleType:
     return module
 
 
-def _compile(folder: Path, target: Path) -> None:
+def _compile(name: str, folder: Path, target: Path) -> None:
     import pybind11
 
-    for source in _kernel_sources():
+    for source in _kernel_sources(name):
         place = folder / source.relative_to(ROOT / "kernels")
         place.parent.mkdir(parents=True, exist_ok=True)
         code = source.read_text(encoding="utf-8")
         for pattern, replacement in DYNAMIC_SHARED:
             code = re.sub(pattern, replacement, code)
         place.write_text(code, encoding="utf-8")
-    for name in ("ptx", "common"):
-        shutil.copytree(HERE / name, folder / name, dirs_exist_ok=True)
+    for part in ("ptx", "common"):
+        shutil.copytree(HERE / part, folder / part, dirs_exist_ok=True)
     include = [folder, HERE, *_cuda_headers(), Path(pybind11.get_include()), Path(sysconfig.get_paths()["include"])]
     command = ["g++", "-O1", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
     command += ["-include", "emulator.h", *(f"-I{path}" for path in include)]
-    command += [str(HERE / "emulator.cpp"), str(HERE / "module.cpp"), "-o", str(target)]
+    command += [str(HERE / "emulator.cpp"), str(HERE / MODULES[name]), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"the emulation does not compile:\n{done.stderr[-3000:]}"
 
 
-def _kernel_sources() -> list[Path]:
+def _kernel_sources(name: str) -> list[Path]:
     found = [path for folder in FOLDERS for path in (ROOT / "kernels" / folder).iterdir()]
+    if name == "emulated_mma_s8":
+        found = [path for path in found if "sm90a" not in path.name]
     return sorted(path for path in [*found, ROOT / "kernels" / "omniw4.h"] if path.suffix in (".h", ".cuh"))
 
 

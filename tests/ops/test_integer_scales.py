@@ -169,10 +169,13 @@ def test_an_unknown_scale_type_is_named() -> None:
         ops.quantize_lora_down(torch.zeros(2, 64), None, None, None, None, "none", 4, 1.0, "canonical", "int")
 
 
-@pytest.mark.parametrize("layout", ["mma_s4", "mma_s8"])
-def test_layouts_without_integer_scales_say_so(layout: str) -> None:
-    with pytest.raises(LayoutError, match=f"layout '{layout}' does not hold activations with integer group scales"):
-        ops.activation_shapes(layout, 2, 64, 4, torch.float16, "integer")
+def test_a_layout_without_integer_scales_says_so() -> None:
+    with pytest.raises(LayoutError, match="layout 'mma_s4' does not hold activations with integer group scales") as e:
+        ops.activation_shapes("mma_s4", 2, 64, 4, torch.float16, "integer")
+    assert "'mma_s8'" in e.value.hint
+    for layout in ("mma_s8", "wgmma_s8"):
+        eight = ops.activation_shapes(layout, 2, 64, 8, torch.float16)
+        assert ops.activation_shapes(layout, 2, 64, 4, torch.float16, "integer") == eight
 
 
 @pytest.mark.parametrize("act_bits", [4, 8, 16])

@@ -1,4 +1,4 @@
-"""Linears with integer group scales in layout wgmma_s8, and proj_down as an operand: against plain products."""
+"""Linears with integer group scales in mma_s8 and wgmma_s8, and proj_down as an operand: against plain products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from linear_samples import RANKS, SHAPES, assert_same, assert_same_linear, rando
 
 from omniw4 import int4
 from omniw4.errors import LayoutError
-from omniw4.repack import wgmma_s8
+from omniw4.repack import mma_s8, wgmma_s8
 from omniw4.tensors import QuantizedLinear
 
 
@@ -34,6 +34,11 @@ def test_pack_and_unpack_give_the_same_linear(n: int, k: int, rank: int) -> None
     assert packed["qweight"].shape == (-(-n // 128) * 2, k // 64, 2112)
     assert packed["row_scales"].shape == (-(-n // 128) * 128,)
     assert_same_linear(wgmma_s8.unpack(packed, linear.spec, n, k), linear)
+    packed = mma_s8.pack(linear)
+    assert packed["qweight"].shape == (-(-n // 64), k // 64, 4, 32, 16)
+    assert (packed["w_scales"].shape, packed["w_scales"].dtype) == ((-(-n // 64), k // 64, 4, 8, 2), torch.uint8)
+    assert packed["row_scales"].shape == (-(-n // 64) * 64,)
+    assert_same_linear(mma_s8.unpack(packed, linear.spec, n, k), linear)
 
 
 def test_unpack_refuses_what_does_not_fit() -> None:
@@ -75,6 +80,27 @@ def test_widened_weights_give_the_product_of_codes_and_scales(n: int, k: int) ->
                 start = kb * 64 + step * 32
                 d += sim.wgmma_m64k32_s8(a, tokens[:, start : start + 32].T)
         assert_same(d, wanted[columns, nb * 64 + rows], f"nb={nb}")
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_mma_s8_widened_gives_the_product_of_codes_and_scales(n: int, k: int) -> None:
+    linear = integer_linear(n, k)
+    packed = mma_s8.pack(linear)
+    tokens = torch.randint(-128, 128, (8, k), generator=torch.Generator().manual_seed(3))
+    rows, columns = sim.d_m16n8()
+    token_k, token = sim.b_m16n8k32_s8()
+    weights = int4.widen(int4.unpack_nibbles(linear.qweight), linear.w_scales).long()
+    weights = torch.cat((weights, weights.new_zeros(packed["row_scales"].shape[0] - n, k)))
+    wanted = tokens @ weights.T
+    for nb in range(len(weights) // 64):
+        for warp in range(4):
+            d = torch.zeros(32, 4, dtype=torch.int64)
+            for kb in range(k // 64):
+                pairs = packed["w_scales"][nb, kb, warp][torch.arange(32) // 4]  # of rows g and g + 8
+                for step, a in enumerate(widen(sim.words(packed["qweight"][nb, kb, warp]), pairs)):
+                    some = tokens[:, kb * 64 + step * 32 : kb * 64 + step * 32 + 32]
+                    d += sim.mma_m16n8k32_s8(a, sim.words(some[token, token_k] & 0xFF))
+            assert_same(d, wanted[columns, nb * 64 + warp * 16 + rows], f"nb={nb} warp={warp}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

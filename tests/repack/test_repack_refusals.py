@@ -1,4 +1,4 @@
-"""Layouts that hold FP16 scales alone refuse integer ones by name, before anything is moved."""
+"""The layout that holds FP16 scales alone refuses integer ones by name, before anything is moved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from linear_samples import random_linear
 
 from omniw4 import repack
 from omniw4.errors import LayoutError
-from omniw4.tensors import QuantizedLinear
+from omniw4.tensors import LinearSpec, QuantizedLinear
 
 
 def integer_linear() -> QuantizedLinear:
@@ -19,23 +19,26 @@ def integer_linear() -> QuantizedLinear:
     return replace(linear, spec=spec, w_scales=torch.ones(24, 3, dtype=torch.uint8), row_scales=torch.ones(24))
 
 
-@pytest.mark.parametrize("name", ["mma_s4", "mma_s8"])
-def test_integer_scales_are_refused(name: str) -> None:
-    layout, linear = repack.get(name), integer_linear()
-    assert layout.unsupported(linear.spec) == f"{name} holds no integer group scales yet"
-    with pytest.raises(LayoutError, match=f"{name} holds no integer group scales yet"):
+def test_integer_scales_are_refused() -> None:
+    layout, linear = repack.get("mma_s4"), integer_linear()
+    assert layout.unsupported(linear.spec) == "mma_s4 holds no integer group scales"
+    with pytest.raises(LayoutError, match="mma_s4 holds no integer group scales") as refused:
         layout.pack(linear)
+    assert "mma_s8" in refused.value.hint
 
 
-def test_auto_takes_the_layout_that_holds_them() -> None:
-    assert repack.auto(None, "integer") == repack.auto((9, 0), "integer") == "wgmma_s8"
-    assert repack.explain_auto(None, "integer") == "auto chose wgmma_s8: the one layout that holds integer group scales"
-    with pytest.raises(LayoutError, match=r"capability 8\.6 holds integer group scales yet") as refused:
-        repack.auto((8, 6), "integer")
-    assert "--config float16" in refused.value.hint
+@pytest.mark.parametrize("capability", [None, (8, 0), (8, 6), (8, 9), (10, 0), (12, 0)])
+def test_auto_takes_the_layout_that_holds_them(capability: tuple[int, int] | None) -> None:
+    integer, eight_bits = LinearSpec(scale_type="integer"), LinearSpec(act_bits=8)
+    for specs in ([integer], [eight_bits], [integer, eight_bits]):
+        assert repack.auto(capability, specs) == "mma_s8"
+        assert "auto chose mma_s8: " in repack.explain_auto(capability, specs)
+        assert repack.auto((9, 0), specs) == "wgmma_s8"
+    native = capability in ((8, 0), (8, 6), (8, 9))
+    assert repack.auto(capability, [eight_bits, LinearSpec()]) == ("mma_s4" if native else "mma_s8")
 
 
-@pytest.mark.parametrize("name", ["mma_s4", "wgmma_s8"])
+@pytest.mark.parametrize("name", repack.LAYOUTS)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -34,16 +34,15 @@ def command(
 
     capability = repack.parse_arch(arch) if arch else options.gpu_capability()
     checkpoint = Checkpoint.open(directory)
-    integer = any(spec.scale_type == "integer" for spec in checkpoint.specs.values())
-    scales: Literal["float16", "integer"] = "integer" if integer else "float16"
-    name = repack.auto(capability, scales) if layout == "auto" else repack.get(layout).LAYOUT
+    specs = checkpoint.specs.values()
+    name = repack.auto(capability, specs) if layout == "auto" else repack.get(layout).LAYOUT
     removed = cache.delete_stale(directory, checkpoint.hash) if prune else []
     with output.progress("repacking") as bar:
         report = cache.write(directory, checkpoint, name, overwrite=overwrite, on_progress=bar.step)
     if report.reused:
         checkpoint.check_hashes()  # a cache that was there says nothing about the weights beside it
     if layout == "auto":
-        output.note(repack.explain_auto(capability, scales))
+        output.note(repack.explain_auto(capability, specs))
     for entry in removed:
         output.note(f"deleted {entry.file.name} ({size(entry.bytes)})")
     for path, reason in report.skipped.items():

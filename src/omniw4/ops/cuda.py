@@ -11,16 +11,26 @@ from typing import Any
 
 import torch
 
-from omniw4.ops import extension, gemm_wgmma_s8
+from omniw4.ops import extension, gemm_mma_s8, gemm_wgmma_s8
 from omniw4.ops.checks import require, require_dtype, require_shape
 from omniw4.ops.gemm_lora_up import check_gemm_lora_up, gemm_lora_up, gemm_lora_up_ref
 from omniw4.ops.gemm_qknorm_rope import check_gemm_qknorm_rope, gemm_qknorm_rope, gemm_qknorm_rope_ref
 from omniw4.ops.inv_rms import check_inv_rms, inv_rms, inv_rms_ref
-from omniw4.ops.launch import MAX_RANK, NAMES, address, aligned, aligned_rows, launch, padded_rank
+from omniw4.ops.launch import (
+    MAX_RANK,
+    NAMES,
+    address,
+    aligned,
+    aligned_rows,
+    launch,
+    low_rank_operands,
+    padded_rank,
+)
 from omniw4.ops.layouts import (
     CANONICAL,
     FLOAT16,
     INTEGER,
+    MMA_S8,
     WGMMA_S8,
     activation_shapes,
     branch_width,
@@ -32,6 +42,7 @@ from omniw4.ops.qknorm_rope import check_qknorm_rope, qknorm_rope, qknorm_rope_r
 from omniw4.ops.quantize_lora_down import check_quantize_lora_down, quantize_lora_down, quantize_lora_down_ref
 
 MMA_S4 = "mma_s4"
+NATIVE_S4 = {(8, 0), (8, 6), (8, 7), (8, 9)}  # GPUs whose tensor cores multiply INT4
 COLUMN_BLOCK = 128
 HEAD_DIMS = (64, 128)
 
@@ -183,9 +194,9 @@ def _gemm(
     tile: int = 0,
     **heads: Any,
 ) -> torch.Tensor:
-    """One launch of the GEMM; all but the canonical layout's tensors are checked here."""
-    found = f"found {MMA_S4!r} and {WGMMA_S8!r} compiled"
-    require(layout == MMA_S4, op, f"no GEMM kernel reads layout {layout!r}, {found}")
+    """One launch of the GEMM of family mma_s4, with the checks of its operands."""
+    known = ", ".join(map(repr, (MMA_S4, MMA_S8, WGMMA_S8)))
+    require(layout == MMA_S4, op, f"no GEMM kernel reads layout {layout!r}, found {known} compiled")
     require(qweight.dim() == 5, op, f"qweight has shape {list(qweight.shape)}, wanted [N'/128, K/64, 8, 32, 16]")
     blocks, groups = -(-out_features // COLUMN_BLOCK), qweight.shape[1]
     require_shape(op, "qweight", qweight, (blocks, groups, 8, 32, 16))
@@ -195,25 +206,17 @@ def _gemm(
     require_shape(op, "qact", qact, shapes.qact)
     require_shape(op, "a_scales", a_scales, shapes.a_scales)
 
-    packed = lora_act is not None and lora_act.dim() == 4
-    up = None if proj_up is None or proj_up.shape[1] == 0 else padded_rank(proj_up, dtype, op)
-    act = lora_act
-    if act is not None and up is not None:
-        if packed:
-            require_dtype(op, "packed lora_act", act, dtype)
-            act = aligned(act)
-        else:
-            act = padded_rank(act, torch.float32, op)
+    act, up = low_rank_operands(op, lora_act, proj_up, dtype)
     qact, a_scales, qweight, w_scales = (aligned(t) for t in (qact, a_scales, qweight, w_scales))
     bias = None if bias is None else aligned(bias.to(dtype))
     residual = None if residual is None else aligned(residual)
     y = qact.new_empty((tokens, out_features // 2 if epilogue == "swiglu" else out_features), dtype=dtype)
     launch(
         op, "gemm_lora_up", qact, qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), qweight=qweight.data_ptr(),
-        w_scales=w_scales.data_ptr(), lora_act=0 if up is None else address(act), proj_up=address(up),
+        w_scales=w_scales.data_ptr(), lora_act=address(act), proj_up=address(up),
         bias=address(bias), residual=address(residual), y=y.data_ptr(), rows=tokens, out_features=out_features,
-        in_features=groups * 64, rank=0 if up is None else up.shape[1], lora_act_packed=packed, tile=tile,
-        epilogue=epilogue, dtype=NAMES[dtype], **heads,
+        in_features=groups * 64, rank=0 if up is None else up.shape[1],
+        lora_act_packed=act is not None and act.dim() == 4, tile=tile, epilogue=epilogue, dtype=NAMES[dtype], **heads,
     )  # fmt: skip
     return y
 
@@ -248,8 +251,10 @@ def _gemm_lora_up(
             "gemm_lora_up", *linear, epilogue, dtype, row_scales=row_scales, segment_ends=segment_ends,
             weights_ready=weights_ready,
         )  # fmt: skip
-    _refuse_integer_scales("gemm_lora_up", layout, row_scales)
     require(segment_ends is None, "gemm_lora_up", f"no GEMM kernel of layout {layout!r} takes segments")
+    if layout == MMA_S8:
+        return gemm_mma_s8.gemm("gemm_lora_up", *linear, epilogue, dtype, row_scales=row_scales)
+    _refuse_integer_scales("gemm_lora_up", layout, row_scales)
     return _gemm("gemm_lora_up", *linear, epilogue, dtype, layout)
 
 
@@ -296,24 +301,31 @@ def _gemm_qknorm_rope(
         )  # fmt: skip
         _qknorm_rope(y, *rotary, num_heads, num_kv_heads, head_dim, eps)
         return y
-    _refuse_integer_scales(op, layout, row_scales)
     tensors = _heads(*rotary)
     heads: dict[str, Any] = {name: address(tensor) for name, tensor in tensors.items()}
-    return _gemm(
-        op, *linear, None, tokens, out_features, act_bits, "qknorm_rope", dtype, layout,
-        q_heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, eps=eps, table_rows=cos.shape[0], **heads,
-    )  # fmt: skip
+    heads |= {"q_heads": num_heads, "kv_heads": num_kv_heads, "head_dim": head_dim, "eps": eps}
+    heads["table_rows"] = cos.shape[0]
+    fused = (*linear, None, tokens, out_features, act_bits, "qknorm_rope", dtype)
+    if layout == MMA_S8:
+        return gemm_mma_s8.gemm(op, *fused, row_scales=row_scales, **heads)
+    _refuse_integer_scales(op, layout, row_scales)
+    return _gemm(op, *fused, layout, **heads)
 
 
 def _refuse_integer_scales(op: str, layout: str, row_scales: torch.Tensor | None) -> None:
-    require(row_scales is None, op, f"no GEMM kernel of layout {layout!r} takes integer group scales yet")
+    what = f"the GEMM of layout {layout!r} takes no integer group scales"
+    require(row_scales is None, op, what, hint=f"layout {MMA_S8!r} runs on the same GPUs and takes them")
 
 
 def _runs_mma_s4(device: torch.device, act_bits: int) -> bool:
+    """Where it is native: elsewhere the compiler emulates its instruction, and mma_s8 is faster."""
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return act_bits == 4 and extension.usable(device)
+    if act_bits != 4 or torch.cuda.get_device_capability(device) not in NATIVE_S4:
+        return False
+    return extension.usable(device)
 
 
-register_kernels(WGMMA_S8, gemm_wgmma_s8.runs, (FLOAT16, INTEGER))  # where it runs, mma_s4 is emulated
+register_kernels(WGMMA_S8, gemm_wgmma_s8.runs, (FLOAT16, INTEGER))
 register_kernels(MMA_S4, _runs_mma_s4)
+register_kernels(MMA_S8, gemm_mma_s8.runs, (FLOAT16, INTEGER))

@@ -67,7 +67,7 @@ from omniw4.ops.checks import (
     require_same_device,
     require_shape,
 )
-from omniw4.ops.layouts import CANONICAL, FLOAT16, INTEGER, WGMMA_S8, activation_shapes, require_canonical
+from omniw4.ops.layouts import BYTES, CANONICAL, FLOAT16, INTEGER, WGMMA_S8, activation_shapes, require_canonical
 from omniw4.ops.pack_lora_act import unpack_lora_act
 from omniw4.ops.rows import matmul_rows
 
@@ -106,7 +106,7 @@ def check_gemm_lora_up(
     )  # fmt: skip
     integer = row_scales is not None
     a_scales_dtype = torch.uint8 if integer and act_bits == 4 else torch.float16
-    require_dtype(_OP, "a_scales", a_scales, torch.float32 if layout == WGMMA_S8 else a_scales_dtype)
+    require_dtype(_OP, "a_scales", a_scales, torch.float32 if layout in BYTES else a_scales_dtype)
     require_dtype(_OP, "qweight", qweight, torch.uint8)
     require_dtype(_OP, "w_scales", w_scales, torch.uint8 if integer else torch.float16)
     if row_scales is not None:

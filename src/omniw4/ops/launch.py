@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from omniw4.errors import KernelError, OpError
 from omniw4.ops import extension
-from omniw4.ops.checks import require
+from omniw4.ops.checks import require, require_dtype
 
 RANK_TILE, MAX_RANK = 16, 256
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -53,3 +53,17 @@ def padded_rank(matrix: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tens
     rank = matrix.shape[1]
     require(rank <= MAX_RANK, op, f"the low-rank branch has rank {rank}, the kernels go up to {MAX_RANK}")
     return aligned(F.pad(matrix, (0, -rank % RANK_TILE)).to(dtype) if rank % RANK_TILE else matrix.to(dtype))
+
+
+def low_rank_operands(
+    op: str, lora_act: torch.Tensor | None, proj_up: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """``lora_act`` and ``proj_up`` as families mma_s4 and mma_s8 read them: ``[M, R']`` float32, or packed in dtype,
+    and ``[N', R']`` of dtype; None where there is no branch."""
+    if lora_act is None or proj_up is None or proj_up.shape[1] == 0:
+        return None, None
+    up = padded_rank(proj_up, dtype, op)
+    if lora_act.dim() != 4:
+        return padded_rank(lora_act, torch.float32, op), up
+    require_dtype(op, "packed lora_act", lora_act, dtype)
+    return aligned(lora_act), up

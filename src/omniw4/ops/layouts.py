@@ -16,7 +16,9 @@ from omniw4.errors import LayoutError, OpError
 from omniw4.int4 import GROUP_SIZE
 
 CANONICAL = "canonical"
+MMA_S8 = "mma_s8"
 WGMMA_S8 = "wgmma_s8"
+BYTES = (MMA_S8, WGMMA_S8)  # families of byte codes and FP32 scales; they know integer group scales
 ACT_BITS = (4, 8, 16)
 FLOAT16, INTEGER = "float16", "integer"
 SCALE_TYPES = (FLOAT16, INTEGER)
@@ -39,21 +41,21 @@ def activation_shapes(
     """Shapes of quantized activations of ``[tokens, in_features]`` in a layout.
 
     ==========  ========  ===============================  =========================
-    layout      act_bits  qact                             a_scales (float16, FP32 in wgmma_s8)
+    layout      act_bits  qact                             a_scales (float16, FP32 in mma_s8, wgmma_s8)
     ==========  ========  ===============================  =========================
     canonical   4         [M, K/2] uint8, two codes a byte  [M, K/64]
     canonical   8         [M, K] int8                      [M, 1]
     canonical   16        [M, K] of ``dtype``              [M, 0]
     mma_s4      4         [M/16, K/64, 32, 16] uint8       [K/64, 16·⌈M/16⌉]
-    mma_s8      4         [M, K/2] uint8, two codes a byte  [K/64, 16·⌈M/16⌉]
-    mma_s8      8         [M, K] int8                      [1, 16·⌈M/16⌉]
+    mma_s8      4         [M, K] int8                      [K/64, 16·⌈M/16⌉]
+    mma_s8      8         [M, K] int8                      [16·⌈M/16⌉]
     wgmma_s8    4         [⌈K/128⌉, 16·⌈M/16⌉, 128] int8   [⌈K/128⌉, ⌈M/16⌉, 2, 16]
     wgmma_s8    8         [⌈K/128⌉, 16·⌈M/16⌉, 128] int8   [16·⌈M/16⌉]
     ==========  ========  ===============================  =========================
 
-    Integer scales concern 4 bits alone: then canonical a_scales are uint8 and token_scales [M]. In wgmma_s8 they are
-    multiplied into the codes, and what is left is as with 8 bits: a_scales of the tokens. Everywhere else token_scales
-    are empty.
+    Integer scales concern 4 bits alone: then canonical a_scales are uint8 and token_scales [M]. In mma_s8 and wgmma_s8
+    they are multiplied into the codes, and what is left is as with 8 bits: a_scales of the tokens. Everywhere else
+    token_scales are empty.
 
     Args:
         tokens: M; may be symbolic.
@@ -73,16 +75,20 @@ def activation_shapes(
         (CANONICAL, 16): ActivationShapes((tokens, in_features), dtype, (tokens, 0)),
         ("mma_s4", 4): ActivationShapes((padded // 16, groups, 32, 16), torch.uint8, (groups, padded)),
     }
-    table["mma_s8", 4] = ActivationShapes(*nibbles, (groups, padded))
-    table["mma_s8", 8] = ActivationShapes((tokens, in_features), torch.int8, (1, padded))
     pairs = (groups + 1) // 2
-    for bits, scales in ((4, (pairs, padded // 16, 2, 16)), (8, (padded,))):
-        table[WGMMA_S8, bits] = ActivationShapes((pairs, padded, 128), torch.int8, scales, torch.float32)
+    codes: dict[str, tuple[int, ...]] = {MMA_S8: (tokens, in_features), WGMMA_S8: (pairs, padded, 128)}
+    group_scales: dict[str, tuple[int, ...]] = {MMA_S8: (groups, padded), WGMMA_S8: (pairs, padded // 16, 2, 16)}
+    for name in BYTES:
+        table[name, 4] = ActivationShapes(codes[name], torch.int8, group_scales[name], torch.float32)
+        table[name, 8] = ActivationShapes(codes[name], torch.int8, (padded,), torch.float32)
     if scale_type == INTEGER and act_bits == 4:
-        if layout == WGMMA_S8:
-            return table[WGMMA_S8, 8]
+        if layout in BYTES:
+            return table[layout, 8]
         if layout != CANONICAL:
-            raise LayoutError(f"layout {layout!r} does not hold activations with integer group scales yet")
+            raise LayoutError(
+                f"layout {layout!r} does not hold activations with integer group scales",
+                hint=f"layouts {' and '.join(repr(name) for name in BYTES)} do",
+            )
         return ActivationShapes(*nibbles, (tokens, groups), torch.uint8, (tokens,))
     if (layout, act_bits) not in table:
         known = ", ".join(f"{name}/{bits}" for name, bits in table)

@@ -10,7 +10,7 @@ import torch
 
 from omniw4.errors import LayoutError, UnsupportedGPUError
 from omniw4.repack import mma_s4, mma_s8, wgmma_s8
-from omniw4.tensors import LinearSpec, QuantizedLinear, ScaleType
+from omniw4.tensors import LinearSpec, QuantizedLinear
 
 Capability = tuple[int, int]
 
@@ -42,22 +42,21 @@ def get(name: str) -> Layout:
     return LAYOUTS[name]
 
 
-def auto(capability: Capability | None, scale_type: ScaleType = "float16") -> str:
+def auto(capability: Capability | None, specs: Iterable[LinearSpec] = (LinearSpec(),)) -> str:
     """The layout of the fastest kernel family a GPU runs.
 
     Args:
         capability: the GPU's (major, minor), or None on a machine without one. The CPU reads the canonical layout
             and needs none of these; packing there prepares the folder for a GPU that is not known, so the answer is
-            ``mma_s8``, the one layout that every supported GPU runs; with integer scales ``wgmma_s8``, the one that
-            holds them.
-        scale_type: of the checkpoint's linears.
+            ``mma_s8``, the one layout that every supported GPU runs.
+        specs: of the checkpoint's linears. ``mma_s4`` knows neither integer group scales nor 8-bit activations; where
+            none of the linears can run so, the answer is ``mma_s8``.
 
     Raises:
         UnsupportedGPUError: older than sm_80.
-        LayoutError: no layout that the GPU runs holds such scales.
     """
     if capability is None:
-        return wgmma_s8.LAYOUT if scale_type == "integer" else mma_s8.LAYOUT
+        return mma_s8.LAYOUT
     if capability < (8, 0):
         raise UnsupportedGPUError(
             f"a GPU of compute capability {capability[0]}.{capability[1]} has none of the instructions omniw4 needs, "
@@ -66,27 +65,22 @@ def auto(capability: Capability | None, scale_type: ScaleType = "float16") -> st
         )
     if capability in _WGMMA:
         return wgmma_s8.LAYOUT
-    if scale_type == "integer":
-        raise LayoutError(
-            f"no layout for a GPU of compute capability {capability[0]}.{capability[1]} holds integer group scales yet",
-            hint="quantize for it with `--config float16`",
-        )
-    return mma_s4.LAYOUT if capability in _NATIVE_S4 else mma_s8.LAYOUT
+    fits = any(not mma_s4.unsupported(spec) for spec in specs)
+    return mma_s4.LAYOUT if capability in _NATIVE_S4 and fits else mma_s8.LAYOUT
 
 
-def explain_auto(capability: Capability | None, scale_type: ScaleType = "float16") -> str:
+def explain_auto(capability: Capability | None, specs: Iterable[LinearSpec] = (LinearSpec(),)) -> str:
     """One sentence on why :func:`auto` answers as it does, for the user who did not name a layout."""
-    name = auto(capability, scale_type)
-    if capability is None and scale_type == "integer":
-        return f"auto chose {name}: the one layout that holds integer group scales"
+    name = auto(capability, specs)
     if capability is None:
         return (
             f"auto chose {name}: no GPU here, and every supported GPU runs this one; "
             "`--arch 90`, for example, packs what is fastest on that GPU"
         )
+    native = capability in _NATIVE_S4
     why = {
         mma_s4.LAYOUT: "multiplies INT4 natively",
-        mma_s8.LAYOUT: "multiplies INT8 natively and INT4 not",
+        mma_s8.LAYOUT: "multiplies these linears as INT8" if native else "multiplies INT8 natively and INT4 not",
         wgmma_s8.LAYOUT: "has warpgroup MMA",
     }[name]
     return f"auto chose {name}: a GPU of compute capability {capability[0]}.{capability[1]} {why}"
@@ -98,10 +92,7 @@ def what_fits(specs: Iterable[LinearSpec]) -> str:
     names = [name for name, layout in LAYOUTS.items() if any(not layout.unsupported(spec) for spec in chosen)]
     if not names:
         return "omniw4 runs such linears from the canonical tensors, without repacking"
-    hint = f"give {' or '.join(f'--layout {name}' for name in names)}"
-    if names == [wgmma_s8.LAYOUT]:
-        hint += "; for GPUs other than Hopper quantize with `--config float16`"
-    return hint
+    return f"give {' or '.join(f'--layout {name}' for name in names)}"
 
 
 def parse_arch(arch: str) -> Capability:

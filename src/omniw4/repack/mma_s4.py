@@ -19,9 +19,7 @@ from omniw4.repack.operands import (
     check_linear,
     check_shape,
     cut,
-    no_integer_scales,
     pack_rest,
-    refuse_integer_scales,
     take,
     unpack_rest,
 )
@@ -32,6 +30,7 @@ VERSION = 1
 N_TILE = 128
 M_TILE = 16
 
+_NO_INTEGER_SCALES = "mma_s4 holds no integer group scales"
 _WEIGHTS = AxisMap(
     rows="n_block n16 n8 g",
     columns="k_block reg t byte",
@@ -56,7 +55,7 @@ def unsupported(spec: LinearSpec) -> str:
     """Why no kernel of this layout can run such a linear; empty when one can."""
     if spec.act_bits != 4:
         return f"mma_s4 multiplies INT4 activations, this linear has {spec.act_bits} bits"
-    return no_integer_scales(spec, LAYOUT)
+    return _NO_INTEGER_SCALES if spec.scale_type == "integer" else ""
 
 
 def pack(linear: QuantizedLinear) -> dict[str, torch.Tensor]:
@@ -71,7 +70,8 @@ def pack(linear: QuantizedLinear) -> dict[str, torch.Tensor]:
         LayoutError: tensors of the linear that do not fit together, or integer group scales.
     """
     check_linear(linear)
-    refuse_integer_scales(linear.spec, LAYOUT)
+    if linear.spec.scale_type == "integer":
+        raise LayoutError(_NO_INTEGER_SCALES, hint="layout mma_s8 holds them, and runs on the same GPUs")
     n, groups = round_up(linear.out_features, N_TILE), linear.in_features // GROUP_SIZE
     scales = pad(linear.w_scales, 0, n).reshape(n // N_TILE, N_TILE, groups)
     return {

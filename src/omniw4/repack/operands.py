@@ -50,17 +50,6 @@ def check_linear(linear: QuantizedLinear) -> None:
             raise LayoutError(f"{name} {found} although the rank is {rank}")
 
 
-def no_integer_scales(spec: LinearSpec, layout: str) -> str:
-    """Why a layout that holds FP16 scales alone cannot hold such a linear; empty when it can."""
-    return f"{layout} holds no integer group scales yet" if spec.scale_type == "integer" else ""
-
-
-def refuse_integer_scales(spec: LinearSpec, layout: str) -> None:
-    """Raises LayoutError with the reason of :func:`no_integer_scales`."""
-    if reason := no_integer_scales(spec, layout):
-        raise LayoutError(reason, hint="its linears run from the canonical tensors, without repacking")
-
-
 def check_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:
     """Raises LayoutError naming the tensor, the shape found and the shape wanted."""
     if tuple(tensor.shape) != wanted:

@@ -33,21 +33,12 @@ def prepare(
     modules = {place: module for place in paths if isinstance(module := model.get_submodule(place), W4A4Linear)}
     with contextlib.ExitStack() as stack:
         caches: dict[str, cache.Cache | None] = {ops.CANONICAL: None}
-        without_kernel: list[str] = []
         for place, module in modules.items():
             layout = ops.kernel_layout(module.device, module.spec.act_bits, module.spec.scale_type)
             if layout not in caches:
                 caches[layout] = stack.enter_context(_cache(checkpoint, layout))
-            if layout == ops.CANONICAL and module.device.type == "cuda" and module.spec.scale_type == "integer":
-                without_kernel.append(paths[place])
             packed = caches[layout]
             module.prepare(layout, dtype=dtype, packed=None if packed is None else packed.linear(paths[place]))
-    if without_kernel:
-        log.warning(
-            "no kernel for this GPU takes integer group scales: %d linears, such as %s, run in plain torch; "
-            "quantize for it with `--config float16`",
-            *(len(without_kernel), without_kernel[0]),
-        )
 
 
 @contextlib.contextmanager

@@ -10,14 +10,14 @@
 #pragma once
 
 #include "../common/epilogue.cuh"
-#include "../common/fragment.cuh"
 #include "../common/launch.h"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma_f16.cuh"
 #include "../ptx/mma_s4.cuh"
-#include "tile_sm80.h"
+#include "low_rank_sm80.cuh"
+#include "tile_s4_sm80.h"
 
-namespace omniw4::gemm {
+namespace omniw4::gemm::s4 {
 
 constexpr int32_t kMagicBits = 0x4b400000;
 constexpr float kMagic = 12582912.0f;
@@ -147,31 +147,7 @@ struct Warp {
         }
     }
 
-    // acc += lora_act * proj_up^T, in registers: operand A of one m16 tile and k16 step.
-    template <class T>
-    __device__ __forceinline__ void load_lora_act(const Block<Tile>& block, int m, int step, uint32_t (&a)[4]) const {
-        const GemmLoraUpParams& p = block.p;
-        const int64_t tile = block.first_row_tile + m16 + m;
-        if (p.lora_act_packed) {
-            const int64_t index = (tile * (p.rank / kRowTile) + step) * kWarp + lane.index;
-            const uint4 zero = make_uint4(0, 0, 0, 0);
-            const uint4 word = tile < block.row_tiles ? static_cast<const uint4*>(p.lora_act)[index] : zero;
-            a[0] = word.x;
-            a[1] = word.y;
-            a[2] = word.z;
-            a[3] = word.w;
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int64_t row = tile * kRowTile + lane.g + i % 2 * 8;
-            const float* source =
-                static_cast<const float*>(p.lora_act) + row * p.rank + step * kRowTile + lane.t * 2 + i / 2 * 8;
-            const float2 pair = row < p.rows ? *reinterpret_cast<const float2*>(source) : make_float2(0.0f, 0.0f);
-            a[i] = Scalar<T>::pack(pair.x, pair.y);
-        }
-    }
-
+    // acc += lora_act * proj_up^T, in registers.
     template <class T>
     __device__ __forceinline__ void add_low_rank(const Block<Tile>& block, Accumulators<Tile>& acc) const {
         const GemmLoraUpParams& p = block.p;
@@ -190,7 +166,7 @@ struct Warp {
 #pragma unroll
             for (int m = 0; m < Tile::kWarpM16; ++m) {
                 uint32_t a[4];
-                load_lora_act<T>(block, m, step, a);
+                load_lora_act<T>(p, block.first_row_tile + m16 + m, step, lane, a);
 #pragma unroll
                 for (int n = 0; n < Tile::kWarpN8; ++n) ptx::mma_m16n8k16<T>(acc[m][n], a, b[n]);
             }
@@ -320,4 +296,4 @@ struct Kernels {
     Registration bfloat16_large = entry<__nv_bfloat16, LargeTile>(), bfloat16_small = entry<__nv_bfloat16, SmallTile>();
 };
 
-}  // namespace omniw4::gemm
+}  // namespace omniw4::gemm::s4

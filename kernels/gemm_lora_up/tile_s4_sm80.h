@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace omniw4::gemm {
+namespace omniw4::gemm::s4 {
 
 constexpr int kStageGroups = 2;  // groups of K a pipeline stage holds
 
@@ -30,4 +30,4 @@ inline bool prefers_large_tile(int64_t rows, int64_t columns) {
     return rows > 64 && (rows + 127) / 128 * ((columns + 127) / 128) >= kHalfFull;
 }
 
-}  // namespace omniw4::gemm
+}  // namespace omniw4::gemm::s4
