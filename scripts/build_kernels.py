@@ -1,8 +1,9 @@
 """Compile the CUDA kernels into ``src/omniw4/_ext/w4a4ops*.so``. Needs nvcc, a C++ compiler and pybind11, and no GPU.
 
 nvcc is looked for in $CUDA_HOME/bin, on PATH, in /usr/local/cuda/bin and in the PyPI packages of NVIDIA. Architectures
-come from ``--archs`` or OMNIW4_CUDA_ARCHS (default: 80 86 89 90a). A file is compiled again only when it, a header or
-the command has changed. ptxas' report of registers, shared memory and spills goes to ``build/kernels/report.json``;
+come from ``--archs`` or OMNIW4_CUDA_ARCHS (default: 80 86 89 90a). Of the newest without a suffix PTX goes in as well,
+which a driver compiles for GPUs that are newer than all of them. A file is compiled again only when it, a header or the
+command has changed. ptxas' report of registers, shared memory and spills goes to ``build/kernels/report.json``;
 a kernel that spills registers fails the build.
 """
 
@@ -32,6 +33,7 @@ KERNELS = ROOT / "kernels"
 BUILD = ROOT / "build" / "kernels"
 EXTENSION = ROOT / "src" / "omniw4" / "_ext" / f"w4a4ops{sysconfig.get_config_var('EXT_SUFFIX')}"
 DEFAULT_ARCHS = "80 86 89 90a"
+NO_PTX = "_s4_"  # in the name of a source of family mma_s4, which is for GPUs with INT4 tensor cores
 PYPI_HINT = (
     "install CUDA 12.8 or newer, or `pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl nvidia-nvvm "
     "nvidia-cuda-crt`"
@@ -94,6 +96,17 @@ def sources(archs: list[str]) -> dict[Path, list[str]]:
     return found
 
 
+def ptx_arch(archs: list[str]) -> str:
+    """The newest architecture whose PTX later GPUs can run; empty where all are tied to one GPU (``90a``)."""
+    return max((arch for arch in archs if arch.isdigit()), key=int, default="")
+
+
+def told_archs(archs: list[str]) -> str:
+    """What the module says it is compiled for: ``80 86 89 90a 89+ptx``."""
+    newest = ptx_arch(archs)
+    return " ".join([*archs, f"{newest}+ptx"] if newest else archs)
+
+
 def pybind11_include() -> Path:
     if importlib.util.find_spec("pybind11") is None:
         raise BuildError("the package pybind11 is missing\n\nhint: pip install pybind11")
@@ -105,10 +118,12 @@ def pybind11_include() -> Path:
 def compile_command(tools: Toolchain, source: Path, archs: list[str]) -> list[str]:
     include = [f"-I{path}" for path in tools.include]
     if source.suffix == ".cu":
-        gencode = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+        newest = "" if NO_PTX in source.stem else ptx_arch(archs)
+        codes = {arch: f"[sm_{arch},compute_{arch}]" if arch == newest else f"sm_{arch}" for arch in archs}
+        gencode = [f"-gencode=arch=compute_{arch},code={code}" for arch, code in codes.items()]
         return [str(tools.nvcc), *NVCC_FLAGS, *include, *gencode, "-c", str(source)]
     compiler = os.environ.get("CXX", "g++")
-    flags = ["-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden", f'-DOMNIW4_ARCHS="{" ".join(archs)}"']
+    flags = ["-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden", f'-DOMNIW4_ARCHS="{told_archs(archs)}"']
     if source.name == "bindings.cpp":
         include += [f"-I{pybind11_include()}", f"-I{sysconfig.get_paths()['include']}"]
     return [compiler, *flags, *include, "-c", str(source)]

@@ -1,7 +1,8 @@
-"""Check that the GEMM of family mma_s4 is native INT4 where the hardware has it: ``IMMA.16864.S4.S4`` in the cubins.
+"""Check that the GEMM of family mma_s4 is native INT4 where the hardware has it, ``IMMA.16864.S4.S4`` in the cubins,
+and that of family mma_s8 native INT8, ``IMMA.16832.S8.S8``.
 
 Needs cuobjdump and nvdisasm, from the CUDA toolkit or from PyPI's nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm; no
-GPU. On sm_90 the compiler emulates the instruction, so there is nothing to find there.
+GPU. On sm_90 the compiler emulates the first, so there is nothing to find there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from build_kernels import EXTENSION
 from ptxas_report import demangle, short_name
 
 NATIVE_ARCHS = ("80", "86", "89")
-INSTRUCTION = "IMMA.16864.S4.S4"
+INSTRUCTIONS = {"gemm_lora_up<": "IMMA.16864.S4.S4", "gemm_lora_up_s8<": "IMMA.16832.S8.S8"}
 
 
 def find_cuobjdump() -> Path | None:
@@ -58,12 +59,14 @@ def instructions(
 
 def emulated(extension: Path, arch: str, cuobjdump: Path) -> list[str]:
     """GEMM kernels of one architecture without the native instruction; raises RuntimeError when there is no GEMM."""
-    kernels = {
-        name: count for name, count in instructions(extension, arch, cuobjdump).items() if "gemm_lora_up" in name
-    }
-    if not kernels:
-        raise RuntimeError(f"no gemm_lora_up compiled for sm_{arch} in {extension}")
-    return [name for name, count in kernels.items() if not any(INSTRUCTION in found for found in count)]
+    kernels = instructions(extension, arch, cuobjdump)
+    found = []
+    for start, wanted in INSTRUCTIONS.items():
+        family = {name: count for name, count in kernels.items() if name.startswith(start)}
+        if not family:
+            raise RuntimeError(f"no {start[:-1]} compiled for sm_{arch} in {extension}")
+        found += [name for name, count in family.items() if not any(wanted in instruction for instruction in count)]
+    return found
 
 
 def main() -> int:
@@ -80,7 +83,7 @@ def main() -> int:
             print(f"error: {e}", file=sys.stderr)
             return 2
         failed |= bool(missing_in)
-        print(f"sm_{arch}: {'no ' + INSTRUCTION + ' in ' + ', '.join(missing_in) if missing_in else 'native INT4'}")
+        print(f"sm_{arch}: {'no native product in ' + ', '.join(missing_in) if missing_in else 'native INT4 and INT8'}")
     return 1 if failed else 0
 
 

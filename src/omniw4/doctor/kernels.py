@@ -16,6 +16,7 @@ SPECS = {
     "W4A4": LinearSpec(act_bits=4, rank=0, rotation="none"),
     "W4A8": LinearSpec(act_bits=8, rank=0, rotation="none"),
     "W4A4 integer scales": LinearSpec(act_bits=4, rank=0, rotation="none", scale_type="integer"),
+    "W4A8 integer scales": LinearSpec(act_bits=8, rank=0, rotation="none", scale_type="integer"),
 }
 
 
@@ -66,9 +67,7 @@ def checks() -> list[Check]:
         found.append(Check("kernels", "compiled", status, reason, "`make kernels`; needs nvcc, no GPU"))
         return found
     archs = extension.compiled_archs()
-    found.append(
-        Check("kernels", "compiled", "ok", f"{len(extension.module().kernels())} for sm_{', sm_'.join(archs)}")
-    )
+    found.append(Check("kernels", "compiled", "ok", f"{len(extension.module().kernels())} for {extension.told(archs)}"))
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         device = torch.device("cuda", index)
         capability = torch.cuda.get_device_capability(device)
@@ -81,6 +80,8 @@ def checks() -> list[Check]:
         told = ", ".join(f"{name} {layout}" for name, layout in taken.items())
         slow = [name for name, layout in taken.items() if layout == ops.CANONICAL]
         status, advice = ("note", f"{', '.join(slow)}: the slow reference runs") if slow else ("ok", "")
+        if extension.compiled_as_ptx(capability, archs):
+            told += "; compiled by the driver from PTX, untested on this architecture"
         found.append(Check("kernels", f"taken on cuda:{index}", status, told, advice))
         found += [_family(f"{layout} on cuda:{index}", layout, device) for layout in repack.LAYOUTS]
     return found

@@ -44,21 +44,38 @@ def module() -> ModuleType:
 
 
 def compiled_archs() -> tuple[str, ...]:
-    """What is compiled in, such as ``("80", "86", "89", "90a")``; empty without the module."""
+    """What is compiled in, such as ``("80", "86", "89", "90a", "89+ptx")``; empty without the module. PTX is what a
+    driver compiles for GPUs newer than it, when the kernels are first loaded."""
     found, _ = _import()
     return () if found is None else tuple(found.archs.split())
 
 
 def runs_on(capability: tuple[int, int], archs: tuple[str, ...]) -> bool:
     """Whether a GPU executes code for one of these architectures: the same one, or (without the suffix that ties code
-    to one GPU) an older one of the same major version."""
+    to one GPU) an older one of the same major version; or PTX of any older one."""
     major, minor = capability
     for arch in archs:
-        digits = arch.rstrip("abcdf")
+        name, _, ptx = arch.partition("+")
+        digits = name.rstrip("abcdf")
         compiled = int(digits[:-1]), int(digits[-1])
+        if ptx and compiled <= (major, minor):
+            return True
         if compiled == (major, minor) or (digits == arch and compiled[0] == major and compiled[1] <= minor):
             return True
     return False
+
+
+def told(archs: tuple[str, ...]) -> str:
+    """The architectures in words: ``sm_80, sm_90a and as PTX of 8.0 for newer ones``."""
+    native = ", ".join(f"sm_{arch}" for arch in archs if "+" not in arch)
+    ptx = [arch.partition("+")[0] for arch in archs if "+" in arch]
+    return native + "".join(f" and as PTX of {arch[:-1]}.{arch[-1]} for newer ones" for arch in ptx)
+
+
+def compiled_as_ptx(capability: tuple[int, int], archs: tuple[str, ...]) -> bool:
+    """Whether a GPU runs what the driver makes of PTX, no code being compiled for it."""
+    native = tuple(arch for arch in archs if "+" not in arch)
+    return runs_on(capability, archs) and not runs_on(capability, native)
 
 
 def why_not_on(device: torch.device) -> str:
@@ -70,10 +87,7 @@ def why_not_on(device: torch.device) -> str:
     capability = torch.cuda.get_device_capability(device)
     if not runs_on(capability, compiled_archs()):
         name, (major, minor) = torch.cuda.get_device_name(device), capability
-        return (
-            f"the kernels are compiled for sm_{', sm_'.join(compiled_archs())}, "
-            f"{name} has compute capability {major}.{minor}"
-        )
+        return f"the kernels are compiled for {told(compiled_archs())}, {name} has compute capability {major}.{minor}"
     return ""
 
 
