@@ -54,14 +54,16 @@ def calls() -> None:
                         residual if epilogue == "residual" else None, m, n, 4, epilogue, dtype, "mma_s4",
                     )  # fmt: skip
                     assert y.cpu().isfinite().all()
-        heads(dtype, device)
+        for layout in ("mma_s4", "mma_s8"):
+            heads(dtype, device, layout)
         attention(dtype, device)
+        widened(dtype, device)
         hopper(dtype, device)
     torch.cuda.synchronize()
     print("every call came back")
 
 
-def heads(dtype: object, device: object) -> None:
+def heads(dtype: object, device: object, layout: str) -> None:
     import torch
 
     from omniw4 import ops, repack
@@ -70,7 +72,7 @@ def heads(dtype: object, device: object) -> None:
     for m, q_heads, kv_heads, head_dim in ((5, 2, 1, 64), (130, 24, 8, 128)):
         n = (q_heads + 2 * kv_heads) * head_dim
         linear = make_linear(n, 64, 16, dtype=dtype)  # type: ignore[arg-type]
-        packed = {name: tensor.to(device) for name, tensor in repack.get("mma_s4").pack(linear).items()}
+        packed = {name: tensor.to(device) for name, tensor in repack.get(layout).pack(linear).items()}
         cos, sin = (table.to(device) for table in ops.rope_tables(64, head_dim, 1e6))
         positions = (torch.arange(m) % 64).to(device)
         weight = torch.ones(head_dim, dtype=dtype).to(device)  # type: ignore[call-overload]
@@ -78,10 +80,10 @@ def heads(dtype: object, device: object) -> None:
         qkv = make_input(m, n, dtype).to(device)  # type: ignore[arg-type]
         ops.qknorm_rope(qkv, *tables, q_heads, kv_heads, head_dim, 1e-6)
         x = make_input(m, 64, dtype).to(device)  # type: ignore[arg-type]
-        acts = ops.quantize_lora_down(x, packed["proj_down"], None, None, None, "none", 4, 1.0, "mma_s4")
+        acts = ops.quantize_lora_down(x, packed["proj_down"], None, None, None, "none", 4, 1.0, layout)
         y = ops.gemm_qknorm_rope(
             acts[0], acts[1], packed["qweight"], packed["w_scales"], acts[2], packed["proj_up"], None, *tables,
-            q_heads, kv_heads, head_dim, 1e-6, m, 4, dtype, "mma_s4",
+            q_heads, kv_heads, head_dim, 1e-6, m, 4, dtype, layout,
         )  # fmt: skip
         assert y.cpu().isfinite().all()
 
@@ -103,10 +105,51 @@ def attention(dtype: object, device: object) -> None:
             assert y.cpu().isfinite().all()
 
 
-def hopper(dtype: object, device: object) -> None:
-    """Family wgmma_s8 where it runs: both kinds of group scales, every tile, every epilogue, several tiles a block."""
+def with_scales(linear: Any, scale_type: str) -> Any:
     from dataclasses import replace
 
+    import torch
+
+    if scale_type == "float16":
+        return linear
+    whole = torch.full_like(linear.w_scales, 3, dtype=torch.uint8)
+    spec, rows = replace(linear.spec, scale_type="integer"), torch.full((linear.out_features,), 1e-3)
+    return replace(linear, spec=spec, w_scales=whole, row_scales=rows)
+
+
+def widened(dtype: object, device: object) -> None:
+    """Family mma_s8: both kinds of group scales, both widths of activations, both tiles, every epilogue but heads."""
+    import torch
+
+    from omniw4 import ops
+    from omniw4.ops import gemm_mma_s8
+    from omniw4.repack import mma_s8
+    from problems import make_input, make_linear
+
+    for m, n, k, rank in LINEARS:
+        x, norm = make_input(m, k, dtype).to(device), torch.ones(k, dtype=dtype).to(device)  # type: ignore[arg-type, call-overload]
+        residual = torch.ones(m, n, dtype=dtype).to(device)  # type: ignore[call-overload]
+        for scale_type in ("float16", "integer"):
+            linear = with_scales(make_linear(n, k, rank, dtype=dtype), scale_type)  # type: ignore[arg-type]
+            packed = {name: tensor.to(device) for name, tensor in mma_s8.pack(linear).items()}
+            bias = packed["bias"][:n].clone()
+            for bits in (4, 8):
+                acts = ops.quantize_lora_down(
+                    x, packed.get("proj_down"), None, None, norm, "hadamard64", bits, 0.95, "mma_s8", scale_type, 1e-6
+                )
+                for tile in (16, 128):
+                    for epilogue in ("plain", "residual", "swiglu"):
+                        y = gemm_mma_s8.gemm(
+                            "sanitize", acts[0], acts[1], packed["qweight"], packed["w_scales"],
+                            acts[2] if rank else None, packed.get("proj_up"), bias,
+                            residual if epilogue == "residual" else None, m, n, bits, epilogue, dtype, tile,  # type: ignore[arg-type]
+                            packed.get("row_scales"),
+                        )  # fmt: skip
+                        assert y.cpu().isfinite().all()
+
+
+def hopper(dtype: object, device: object) -> None:
+    """Family wgmma_s8 where it runs: both kinds of group scales, every tile, every epilogue, several tiles a block."""
     import torch
 
     from omniw4 import ops
@@ -120,11 +163,7 @@ def hopper(dtype: object, device: object) -> None:
         x, norm = make_input(m, k, dtype).to(device), torch.ones(k, dtype=dtype).to(device)  # type: ignore[arg-type, call-overload]
         residual = torch.ones(m, n, dtype=dtype).to(device)  # type: ignore[call-overload]
         for scale_type, tiles in (("float16", 5), ("integer", len(extension.module().integer_tiles()))):
-            linear = make_linear(n, k, rank, dtype=dtype)  # type: ignore[arg-type]
-            if scale_type == "integer":
-                whole = torch.full_like(linear.w_scales, 3, dtype=torch.uint8)
-                spec = replace(linear.spec, scale_type="integer")
-                linear = replace(linear, spec=spec, w_scales=whole, row_scales=torch.full((n,), 1e-3))
+            linear = with_scales(make_linear(n, k, rank, dtype=dtype), scale_type)  # type: ignore[arg-type]
             packed = {name: tensor.to(device) for name, tensor in wgmma_s8.pack(linear).items()}
             bias, up = packed["bias"][:n].clone(), packed.get("proj_up")
             for bits in (4, 8):

@@ -141,9 +141,16 @@ def test_refusals_leave_the_process_alive() -> None:
     with pytest.raises(OmniW4Error, match="has shape"):
         gemm(acts, linear, torch.float16, tokens=70)
     packed = repack.get(LAYOUT).pack(linear)
-    with pytest.raises(OmniW4Error, match="no GEMM kernel reads layout 'mma_s8'"):
-        ops.gemm_lora_up(acts[0], acts[1], packed["qweight"], packed["w_scales"], None, None, None, None, 5, 72, 4,
-                         "plain", torch.float16, "mma_s8")  # fmt: skip
+    operands = (acts[0], acts[1], packed["qweight"], packed["w_scales"], None, None, None, None, 5, 72, 4, "plain")
+    with pytest.raises(OmniW4Error, match="no GEMM kernel reads layout 'mma_s5'"):
+        ops.gemm_lora_up(*operands, torch.float16, "mma_s5")
+    with pytest.raises(OmniW4Error, match="a_scales has dtype float16, wanted float32"):
+        ops.gemm_lora_up(*operands, torch.float16, "mma_s8")
+    whole = packed["w_scales"].to(torch.uint8)
+    integer = (acts[0], acts[1].to(torch.uint8), packed["qweight"], whole, *operands[4:])
+    with pytest.raises(OmniW4Error, match="'mma_s4' takes no integer group scales") as refused:
+        ops.gemm_lora_up(*integer, torch.float16, LAYOUT, torch.ones(72, device=DEVICE))
+    assert "'mma_s8'" in refused.value.hint
     assert gemm(acts, linear, torch.float16, tokens=5).isfinite().all()
     empty = input_on_gpu(0, 128, torch.float16)
     assert gemm(quantize(empty, linear), linear, torch.float16, tokens=0).shape == (0, 72)

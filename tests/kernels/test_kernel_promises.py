@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernel_cases import DEVICE, LAYOUT, canonical_codes, gemm, input_on_gpu, linear_on_gpu, quantize
 from safetensors.torch import load_file
+from wgmma_cases import integer_scales
 
 from omniw4 import ops
 from omniw4.runtime.linear import W4A4Linear
@@ -17,11 +18,25 @@ from problems import assert_same, make_linear, relative_error
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "linear.safetensors"
 pytestmark = pytest.mark.gpu
+Family = tuple[str, str, int]  # layout, scale type, bits of the activations
+FAMILIES: tuple[Family, ...] = (
+    ("mma_s4", "float16", 4), ("mma_s8", "integer", 4), ("mma_s8", "integer", 8), ("mma_s8", "float16", 4),
+    ("mma_s8", "float16", 8),
+)  # fmt: skip
+by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: "-".join(map(str, family)))
 
 
-def module(n: int = 1024, k: int = 1024, rank: int = 16, dtype: torch.dtype = torch.float16) -> W4A4Linear:
-    linear = W4A4Linear.from_quantized(make_linear(n, k, rank, smooth=True, dtype=dtype)).to(DEVICE)
-    linear.prepare(LAYOUT, dtype=dtype)
+def module(
+    n: int = 1024,
+    k: int = 1024,
+    rank: int = 16,
+    dtype: torch.dtype = torch.float16,
+    family: Family = FAMILIES[0],
+) -> W4A4Linear:
+    layout, scale_type, act_bits = family
+    quantized = make_linear(n, k, rank, smooth=True, dtype=dtype, act_bits=act_bits).to(DEVICE)
+    linear = W4A4Linear.from_quantized(integer_scales(quantized) if scale_type == "integer" else quantized)
+    linear.prepare(layout, dtype=dtype)
     return linear
 
 
@@ -34,18 +49,20 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def test_equal_bits_over_a_hundred_runs() -> None:
+@by_family
+def test_equal_bits_over_a_hundred_runs(family: Family) -> None:
     for m, rank in ((1, 16), (704, 32), (300, 256)):
-        linear = module(rank=rank)
+        linear = module(rank=rank, family=family)
         x = input_on_gpu(m, 1024, torch.float16)
         first = linear(x)
         for run in range(100):
             assert_same(linear(x), first, f"m {m}, run {run}")
 
 
+@by_family
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_replayed_graph_equals_eager_on_a_hundred_inputs(dtype: torch.dtype) -> None:
-    linear = module(1536, 576, 16, dtype)
+def test_a_replayed_graph_equals_eager_on_a_hundred_inputs(dtype: torch.dtype, family: Family) -> None:
+    linear = module(1536, 576, 16, dtype, family)
     static = input_on_gpu(61, 576, dtype)
     linear(static)
     graph = torch.cuda.CUDAGraph()
@@ -58,8 +75,9 @@ def test_a_replayed_graph_equals_eager_on_a_hundred_inputs(dtype: torch.dtype) -
         assert_same(out, linear(x), f"input {seed}")
 
 
-def test_views_give_the_bits_of_contiguous_tensors() -> None:
-    linear = module()
+@by_family
+def test_views_give_the_bits_of_contiguous_tensors(family: Family) -> None:
+    linear = module(family=family)
     wide = input_on_gpu(70, 3 * 1024 + 40, torch.float16)
     for name, view in {
         "rows apart": wide[:, 1024:2048],
@@ -73,8 +91,9 @@ def test_views_give_the_bits_of_contiguous_tensors() -> None:
     assert_same(linear(wide[:6, :1024].view(2, 3, -1)), linear(wide[:6, :1024].contiguous()).view(2, 3, -1), "3-D")
 
 
-def test_a_second_stream_is_used_and_ordered() -> None:
-    linear, stream = module(), torch.cuda.Stream()
+@by_family
+def test_a_second_stream_is_used_and_ordered(family: Family) -> None:
+    linear, stream = module(family=family), torch.cuda.Stream()
     x = input_on_gpu(512, 1024, torch.float16)
     wanted = linear(x)
     late = torch.zeros_like(x)
@@ -109,8 +128,9 @@ def test_every_element_is_written(dtype: torch.dtype) -> None:
         assert ops.inv_rms(x, 1e-6).isfinite().all()
 
 
-def test_compiles_into_one_graph() -> None:
-    linear = module(576, 576)
+@by_family
+def test_compiles_into_one_graph(family: Family) -> None:
+    linear = module(576, 576, family=family)
     compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
     for m in (61, 1):
         x = input_on_gpu(m, 576, torch.float16)
@@ -126,6 +146,16 @@ def test_nothing_is_allocated_after_warm_up() -> None:
     for _ in range(20):
         linear(x)
     assert torch.cuda.memory_stats()["num_device_alloc"] == before
+
+
+@by_family
+def test_the_module_equals_the_reference_over_the_same_linear(family: Family) -> None:
+    for m in (1, 61, 705):
+        linear, x = module(family=family), input_on_gpu(m, 1024, torch.float16)
+        assert linear.layout == family[0]
+        found = linear(x)
+        linear.prepare("canonical")
+        assert relative_error(found, linear(x)) < 2e-3, f"m {m}"
 
 
 @pytest.mark.parametrize("smooth", [0, 1])
@@ -144,6 +174,7 @@ def test_the_golden_linear(rotation: str, smooth: int) -> None:
     codes, scales = canonical_codes(found, 5)
     assert_same(codes, golden[f"{case}.qact"], "codes")
     assert_same(scales, golden[f"{case}.a_scales"], "scales")
-    module = W4A4Linear.from_quantized(linear)
-    module.prepare(LAYOUT)
-    assert relative_error(module(golden["x"]), golden[f"{case}.y"]) < 1e-3
+    for layout in (LAYOUT, "mma_s8"):
+        module = W4A4Linear.from_quantized(linear)
+        module.prepare(layout)
+        assert relative_error(module(golden["x"]), golden[f"{case}.y"]) < 1e-3, layout

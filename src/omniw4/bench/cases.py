@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from omniw4 import int4, ops, repack
-from omniw4.repack import wgmma_s8
+from omniw4.repack import mma_s8, wgmma_s8
 from omniw4.tensors import LinearSpec, QuantizedLinear
 
 TOLERANCE = 2.0  # times the error of plain torch in the same dtype against FP64 (docs/numerics.md)
@@ -66,6 +66,9 @@ def linear_cases(setting: Setting, m: int, n: int, k: int) -> list[Case]:
     acts = _quantize(x, weights[0], setting)
     rank, item = setting.spec.rank, setting.dtype.itemsize
     act_bytes = {4: m * k // 2 + m * k // 32, 8: m * k + 2 * m, 16: m * k * item}[setting.spec.act_bits]
+    if setting.layout in (mma_s8.LAYOUT, wgmma_s8.LAYOUT):  # a byte a code
+        per_token = setting.spec.act_bits == 8 or setting.spec.scale_type == "integer"
+        act_bytes = m * k + 4 * (m if per_token else m * k // 64)
     weight_bytes = n * k // 2 + n * k // 32 + n * rank * 2
     rows = _checked_rows(m)
     baseline: list[Call] = [lambda w=w: F.linear(x, w) for w in dense]  # type: ignore[misc]
