@@ -345,9 +345,9 @@ std::vector<std::tuple<int, int, int, int>> integer_tiles() {
     return list;
 }
 
-int integer_tile(int64_t rows, int out_features, int in_features, int multiprocessors) {
+int integer_tile(int64_t rows, int out_features, int in_features, int multiprocessors, int head_dim) {
     const int64_t features = (static_cast<int64_t>(out_features) + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
-    return static_cast<int>(gemm::sm90a::integer::choose_tile(rows, features, in_features, multiprocessors));
+    return static_cast<int>(gemm::sm90a::integer::choose_tile(rows, features, in_features, multiprocessors, head_dim));
 }
 
 // Whether a kernel is meant for a device: those for sm_90a run on no other, and family mma_s4 has no code for what comes
@@ -432,7 +432,7 @@ PYBIND11_MODULE(w4a4ops, m) {
           "Tiles of the wgmma_s8 GEMM with integer scales, in the order of their numbers from 1 on: (features, tokens, "
           "blocks).");
     m.def("integer_tile", &integer_tile, py::kw_only(), arg("rows"), arg("out_features"), arg("in_features"),
-          arg("multiprocessors"), "The number of the tile that suits a shape.");
+          arg("multiprocessors"), arg("head_dim") = 0, "The number of the tile that suits a shape.");
     m.def("attention_varlen", &attention_varlen, py::kw_only(), arg("qkv"), arg("cu_seqlens"), arg("out"), arg("rows"),
           arg("row_stride"), arg("out_stride"), arg("sequences"), arg("max_seqlen"), arg("q_heads"), arg("kv_heads"),
           arg("head_dim"), arg("causal"), arg("scale"), arg("dtype"), arg("boundaries_ready"), arg("device"),

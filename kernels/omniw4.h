@@ -67,6 +67,12 @@ struct QuantizeLoraDownParams {
     float eps;            // of the RMS worked out here
     bool rotate;          // multiply each group by H64
     bool integer_scales;  // 4 bits: a small integer for each group times a scale of the token. kMmaS8 and kWgmmaS8
+    // kWgmmaS8: no kernel still running writes proj_down, norm_weight or inv_smooth, so that they may be read before the
+    // others are done
+    bool weights_ready;
+    // kWgmmaS8: 64 * number of a cut from 1 on (quantize_lora_down/cut_sm90a.cuh) + groups that a block owns, or 0:
+    // chosen by shape. The result does not depend on it
+    int32_t cut;
     Layout layout;
     DType dtype;
 };
@@ -159,7 +165,7 @@ struct GemmLoraUpParams {
     bool lora_act_packed;
     int32_t tile;  // 0: chosen by shape. Rows a block owns, 16 or 128; kWgmmaS8: 1 to 5, tuning_sm90a.h. The result
                    // does not depend on it
-    Epilogue epilogue;  // all but kQkNormRope for kWgmmaS8
+    Epilogue epilogue;  // all but kQkNormRope for kWgmmaS8 without row_scales
     DType dtype;
     Layout layout;     // all but kCanonical
     int32_t act_bits;  // 4, or 8 for all but kMmaS4

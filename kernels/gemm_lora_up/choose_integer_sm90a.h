@@ -26,13 +26,15 @@ constexpr double estimate(const TileCost& tile, int64_t rows, int64_t padded_fea
     return time;
 }
 
-// The first in case of a tie. padded_features: N rounded up to 128.
-constexpr TileChoice choose_tile(int64_t rows, int64_t padded_features, int columns, int multiprocessors) {
-    TileChoice best = kCosts[0].choice;
-    double least = estimate(kCosts[0], rows, padded_features, columns, multiprocessors);
+// The first in case of a tie. padded_features: N rounded up to 128; head_dim: tiles hold whole heads of that many, or 0.
+constexpr TileChoice choose_tile(int64_t rows, int64_t padded_features, int columns, int multiprocessors,
+                                 int head_dim = 0) {
+    TileChoice best = TileChoice::kAuto;
+    double least = 0.0;
     for (const TileCost& tile : kCosts) {
+        if (head_dim > 0 && tile.features % head_dim != 0) continue;
         const double time = estimate(tile, rows, padded_features, columns, multiprocessors);
-        if (time < least) {
+        if (best == TileChoice::kAuto || time < least) {
             best = tile.choice;
             least = time;
         }

@@ -33,7 +33,8 @@ Status check_heads(const GemmLoraUpParams& p) {
         return Status::kBadShape;
     }
     if (h.cos == nullptr || h.sin == nullptr || h.positions == nullptr) return Status::kMissing;
-    return aligned16(h.q_weight) && aligned16(h.k_weight) ? Status::kOk : Status::kMisaligned;
+    const bool aligned = aligned16(h.q_weight) && aligned16(h.k_weight) && aligned16(h.cos) && aligned16(h.sin);
+    return aligned ? Status::kOk : Status::kMisaligned;
 }
 
 bool known_tile(const GemmLoraUpParams& p) {
@@ -77,8 +78,10 @@ Status launch_integer(const GemmLoraUpParams& p, cudaStream_t stream) {
     }
     using namespace gemm::sm90a::integer;
     const int64_t features = round_up(p.out_features, kColumnBlock);
-    const TileChoice tile =
-        p.tile != 0 ? static_cast<TileChoice>(p.tile) : choose_tile(p.rows, features, p.in_features, multiprocessors);
+    const int head_dim = p.epilogue == Epilogue::kQkNormRope ? p.heads.head_dim : 0;
+    const TileChoice tile = p.tile != 0 ? static_cast<TileChoice>(p.tile)
+                                        : choose_tile(p.rows, features, p.in_features, multiprocessors, head_dim);
+    if (head_dim > 0 && kCosts[static_cast<int>(tile) - 1].features % head_dim != 0) return Status::kUnsupported;
     const bool half = p.dtype == DType::kFloat16, low = static_cast<int>(tile) <= static_cast<int>(TileChoice::k64x96);
     gemm::IntegerLauncher* const launcher =
         half ? (low ? gemm::launch_integer_half_low_sm90a : gemm::launch_integer_half_high_sm90a)
@@ -87,7 +90,7 @@ Status launch_integer(const GemmLoraUpParams& p, cudaStream_t stream) {
 }
 
 Status launch_wgmma(const GemmLoraUpParams& p, cudaStream_t stream) {
-    if (p.epilogue == Epilogue::kQkNormRope || (p.act_bits != 4 && p.act_bits != 8)) return Status::kUnsupported;
+    if (p.act_bits != 4 && p.act_bits != 8) return Status::kUnsupported;
     if (p.row_scales != nullptr) return launch_integer(p, stream);
     const bool narrow = p.act_bits == 4;
     gemm::Launcher* launcher = nullptr;

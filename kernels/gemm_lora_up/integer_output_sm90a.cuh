@@ -74,16 +74,31 @@ struct Output {
     __device__ __forceinline__ int first_unit() const { return split() * kUnits; }
     __device__ __forceinline__ bool has_units() const { return split() < Plan::kReceivers; }
 
-    // Word i of the row group's that this thread carries, with `words` to a token.
-    struct Place {
-        int token, word;
-        bool in_tile;
+    // The row group's part of the tile as 16-byte words, `words` to a token: this thread's are the same word of every
+    // kStep-th token.
+    template <int words>
+    struct Words {
+        static constexpr int kStep = kGroupThreads / words;  // tokens
+        static constexpr int kCount = (Tile::kTokens + kStep - 1) / kStep;
+        int token, word;  // the first
     };
-    __device__ __forceinline__ Place place(int i, int words) const {
-        const int n = group_thread() + i * kGroupThreads;
-        return {n / words, n % words, n < Tile::kTokens * words};
+    template <int words>
+    __device__ __forceinline__ Words<words> words_of() const {
+        return {group_thread() / words, group_thread() % words};
     }
-    __device__ __forceinline__ uint32_t row_address(int token) const {
+    // Address of token i * step + first in the stages; first < step.
+    template <int step>
+    __device__ __forceinline__ uint32_t row_address(int i, int first) const {
+        if constexpr (Plan::kOutStages == 1) {
+            return out[0] + (i * step + first) * Plan::kOutPitch;
+        } else if constexpr (step <= 16) {
+            return slice_address(i * step / 16, i * step % 16 + first);
+        } else {
+            static_assert(step == 32);
+            return first < 16 ? slice_address(2 * i, first) : slice_address(2 * i + 1, first - 16);
+        }
+    }
+    __device__ __forceinline__ uint32_t token_address(int token) const {
         uint32_t address = out[0] + token * Plan::kOutPitch;
 #pragma unroll
         for (int i = 1; i < Plan::kOutStages; ++i) {
@@ -92,7 +107,7 @@ struct Output {
         return address;
     }
     // Of token `within` of a slice of sixteen: where the slice is known when compiling, so is its stage.
-    __device__ __forceinline__ uint32_t row_address(int slice, int within) const {
+    __device__ __forceinline__ uint32_t slice_address(int slice, int within) const {
         constexpr int kSlices = Plan::kOutTokens / 16;
         uint32_t address = out[0] + slice * 16 * Plan::kOutPitch;
 #pragma unroll
@@ -123,12 +138,17 @@ struct Output {
             }
         }
     }
+    // Tokens of this tile that there are.
+    __device__ __forceinline__ int tokens_left() const {
+        return static_cast<int>(min(static_cast<int64_t>(Tile::kTokens), p.rows - first_token));
+    }
     __device__ __forceinline__ uint4 residual_word(int i) const {
-        const Place at = place(i, kRowBlocks * 8);
-        const int64_t row = first_token + at.token;
-        const int column = tile_feature + first_row() + at.word * 8;
-        if (!at.in_tile || row >= p.rows || column >= p.out_features) return make_uint4(0, 0, 0, 0);
-        return *reinterpret_cast<const uint4*>(static_cast<const T*>(p.residual) + row * p.out_features + column);
+        using W = Words<kRowBlocks * 8>;
+        const W at = words_of<kRowBlocks * 8>();
+        const int column = tile_feature + first_row() + at.word * 8, token = i * W::kStep + at.token;
+        if (token >= tokens_left() || column >= p.out_features) return make_uint4(0, 0, 0, 0);
+        const T* from = static_cast<const T*>(p.residual) + (first_token + at.token) * p.out_features + column;
+        return *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(i * W::kStep) * p.out_features);
     }
 
     __device__ __forceinline__ void run(Ring<Plan>& ring, const Sums& sums) {
@@ -243,7 +263,7 @@ struct Output {
 #pragma unroll
         for (int i = 0; i < kUnits; i += 2) {
             const int unit = first_unit() + i, half = kUnits % 2 == 0 ? second : unit % 2;
-            const uint32_t address = row_address(unit / 2, row / 2 * 4 + half * 2 + row % 2);
+            const uint32_t address = slice_address(unit / 2, row / 2 * 4 + half * 2 + row % 2);
 #pragma unroll
             for (int r = 0; r < kRowBlocks; ++r) {
                 f(i, r, address + (first_row() + r * 64 + warp() * 16 + eight * 8) * 2);
@@ -266,6 +286,9 @@ struct Output {
 
     // Through shared memory into the lanes that hold the sums; each warp then overwrites what it alone has read.
     __device__ __forceinline__ void add_residual(Accumulators& acc) const {
+        using W = Words<kRowBlocks * 8>;
+        const W at = words_of<kRowBlocks * 8>();
+        const uint32_t offset = first_row() * 2 + at.word * 16;
 #pragma unroll
         for (int first = 0; first < kWords; first += kAtOnce) {
             uint4 word[kAtOnce];
@@ -275,9 +298,8 @@ struct Output {
             }
 #pragma unroll
             for (int i = 0; i < kAtOnce && first + i < kWords; ++i) {
-                const Place at = place(first + i, kRowBlocks * 8);
-                if (!at.in_tile) continue;
-                ptx::st_shared_v4_b32(row_address(at.token) + first_row() * 2 + at.word * 16, word[i]);
+                if ((first + i) * W::kStep + at.token >= Tile::kTokens) continue;
+                ptx::st_shared_v4_b32(row_address<W::kStep>(first + i, at.token) + offset, word[i]);
             }
         }
         ptx::bar_sync(1 + row_group(), kGroupThreads);
@@ -296,16 +318,20 @@ struct Output {
     }
 
     __device__ __forceinline__ void copy() const {
+        using W = Words<kRowBlocks * 8>;
+        const W at = words_of<kRowBlocks * 8>();
+        const int column = tile_feature + first_row() + at.word * 8, left = tokens_left();
+        const uint32_t offset = first_row() * 2 + at.word * 16;
+        if (column >= p.out_features) return;
+        T* y = static_cast<T*>(p.y) + (first_token + at.token) * p.out_features + column;
 #pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-            const Place at = place(i, kRowBlocks * 8);
-            const int64_t row = first_token + at.token;
-            const int column = tile_feature + first_row() + at.word * 8;
-            if (!at.in_tile || row >= p.rows || column >= p.out_features) continue;
-            uint32_t word[4];
-            ptx::ld_shared_v4_b32(word, row_address(at.token) + first_row() * 2 + at.word * 16);
-            *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + row * p.out_features + column) =
-                make_uint4(word[0], word[1], word[2], word[3]);
+        for (int i = 0; i < W::kCount; ++i) {
+            if (i * W::kStep + at.token < left) {
+                uint32_t word[4];
+                ptx::ld_shared_v4_b32(word, row_address<W::kStep>(i, at.token) + offset);
+                *reinterpret_cast<uint4*>(y) = make_uint4(word[0], word[1], word[2], word[3]);
+            }
+            y += W::kStep * p.out_features;
         }
     }
 
@@ -334,7 +360,7 @@ struct Output {
 #pragma unroll
         for (int i = 0; i < kUnits; ++i) {
             const int unit = first_unit() + i;
-            const uint32_t row = row_address(unit / 2, t() * 4 + unit % 2 * 2 + g() % 2);
+            const uint32_t row = slice_address(unit / 2, t() * 4 + unit % 2 * 2 + g() % 2);
 #pragma unroll
             for (int r = 0; r < kRowBlocks; ++r) {
                 const int feature = (first_row() + r * 64 + warp() * 16) / 2 + g() / 2;
@@ -350,22 +376,26 @@ struct Output {
     }
 
     __device__ __forceinline__ void copy_gated() const {
-        const int width = p.out_features / 2;
+        using W = Words<kRowBlocks * 4>;
+        const W at = words_of<kRowBlocks * 4>();
+        const int width = p.out_features / 2, left = tokens_left();
+        const int column = (tile_feature + first_row()) / 2 + at.word * 8;
+        const uint32_t offset = first_row() + at.word * 16;
+        if (column >= width) return;
+        T* y = static_cast<T*>(p.y) + (first_token + at.token) * width + column;
 #pragma unroll
-        for (int i = 0; i < (kWords + 1) / 2; ++i) {
-            const Place at = place(i, kRowBlocks * 4);
-            const int64_t row = first_token + at.token;
-            const int column = (tile_feature + first_row()) / 2 + at.word * 8;
-            if (!at.in_tile || row >= p.rows || column >= width) continue;
-            uint32_t word[4];
-            ptx::ld_shared_v4_b32(word, row_address(at.token) + first_row() + at.word * 16);
-            T* y = static_cast<T*>(p.y) + row * width + column;
-            if (width % 8 == 0) {
-                *reinterpret_cast<uint4*>(y) = make_uint4(word[0], word[1], word[2], word[3]);
-                continue;
+        for (int i = 0; i < W::kCount; ++i) {
+            if (i * W::kStep + at.token < left) {
+                uint32_t word[4];
+                ptx::ld_shared_v4_b32(word, row_address<W::kStep>(i, at.token) + offset);
+                if (width % 8 == 0) {
+                    *reinterpret_cast<uint4*>(y) = make_uint4(word[0], word[1], word[2], word[3]);
+                } else {
+                    reinterpret_cast<uint2*>(y)[0] = make_uint2(word[0], word[1]);
+                    if (column + 4 < width) reinterpret_cast<uint2*>(y)[1] = make_uint2(word[2], word[3]);
+                }
             }
-            reinterpret_cast<uint2*>(y)[0] = make_uint2(word[0], word[1]);
-            if (column + 4 < width) reinterpret_cast<uint2*>(y)[1] = make_uint2(word[2], word[3]);
+            y += W::kStep * width;
         }
     }
 
@@ -399,7 +429,7 @@ struct Output {
                 for (int j = 0; j < kBatch; ++j) {
                     const int token = inside[j] ? static_cast<int>(row[j] - first_token) : 0;
                     uint32_t word[4];
-                    ptx::ld_shared_v4_b32(word, row_address(token) + (column[j] - tile_feature) * 2);
+                    ptx::ld_shared_v4_b32(word, token_address(token) + (column[j] - tile_feature) * 2);
                     uint4 result = make_uint4(word[0], word[1], word[2], word[3]);
                     const int head = column[j] / kHeadDim;
                     float v[8];

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "emulation"
 MODULES = {"emulated_kernels": "module.cpp", "emulated_mma_s8": "module_mma_s8.cpp"}
-FOLDERS = ("common", "gemm_lora_up", "quantize_lora_down")
+FOLDERS = ("common", "gemm_lora_up", "qknorm_rope", "quantize_lora_down")
 # What a host compiler cannot read, shared memory whose size the launch gives, and what must lie below 4 GiB as it does
 DYNAMIC_SHARED = (
     (
@@ -87,7 +87,11 @@ def _kernel_sources(name: str) -> list[Path]:
     found = [path for folder in FOLDERS for path in (ROOT / "kernels" / folder).iterdir()]
     if name == "emulated_mma_s8":
         found = [path for path in found if "sm90a" not in path.name]
-    return sorted(path for path in [*found, ROOT / "kernels" / "omniw4.h"] if path.suffix in (".h", ".cuh"))
+    return sorted(path for path in [*found, ROOT / "kernels" / "omniw4.h"] if _included(path))
+
+
+def _included(path: Path) -> bool:
+    return path.suffix in (".h", ".cuh") or path.name == "qknorm_rope.cu"
 
 
 def _cuda_headers() -> list[Path]:

@@ -24,7 +24,8 @@ cudaError_t attribute(int* value, cudaDeviceAttr, int) {
 
 #include "gemm_lora_up/choose_integer_sm90a.h"
 #include "gemm_lora_up/gemm_integer_sm90a.cuh"
-#include "quantize_lora_down/quantize_lora_down_sm90a.cuh"
+#include "qknorm_rope/qknorm_rope.cu"
+#include "quantize_lora_down/launch_sm90a.cuh"
 
 namespace {
 
@@ -37,9 +38,19 @@ T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
+template <class T>
+Status run_grid(const QuantizeLoraDownParams& p) {
+    using omniw4::quantize::sm90a::Grid;
+    using namespace omniw4::quantize::sm90a;
+    if (p.act_bits == 8) return launch_grid<T, Grid::kTokens8>(p, nullptr);
+    return p.integer_scales ? launch_grid<T, Grid::kGroupsInteger>(p, nullptr)
+                            : launch_grid<T, Grid::kGroups16>(p, nullptr);
+}
+
 int run_quantize(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, uintptr_t inv_smooth, uintptr_t proj_down,
                  uintptr_t qact, uintptr_t a_scales, uintptr_t lora_act, int64_t rows, int cols, int rank, int act_bits,
-                 double clip, bool rotate, bool integer_scales, float eps) {
+                 double clip, bool rotate, bool integer_scales, float eps,
+                 int cut, bool weights_ready, bool bfloat16, int on_multiprocessors) {
     QuantizeLoraDownParams p{};
     p.x = pointer<void>(x);
     p.inv_rms = pointer<float>(inv_rms);
@@ -58,8 +69,38 @@ int run_quantize(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, uintptr_
     p.rotate = rotate;
     p.integer_scales = integer_scales;
     p.eps = eps;
+    p.cut = cut;
+    p.weights_ready = weights_ready;
     p.layout = Layout::kWgmmaS8;
-    return static_cast<int>(omniw4::quantize::sm90a::launch_rank<__half>(p, nullptr));
+    multiprocessors = on_multiprocessors;
+    const Status status = bfloat16 ? run_grid<__nv_bfloat16>(p) : run_grid<__half>(p);
+    multiprocessors = 132;
+    return static_cast<int>(status);
+}
+
+// q_weight, k_weight, cos, sin, positions; rows of the tables, query and key heads, their size.
+QkNormRopeParams heads_of(const std::vector<uintptr_t>& heads) {
+    QkNormRopeParams p{};
+    if (heads.empty()) return p;
+    p.q_weight = pointer<void>(heads[0]);
+    p.k_weight = pointer<void>(heads[1]);
+    p.cos = pointer<float>(heads[2]);
+    p.sin = pointer<float>(heads[3]);
+    p.positions = pointer<int64_t>(heads[4]);
+    p.table_rows = static_cast<int64_t>(heads[5]);
+    p.q_heads = static_cast<int>(heads[6]);
+    p.kv_heads = static_cast<int>(heads[7]);
+    p.head_dim = static_cast<int>(heads[8]);
+    p.eps = 1e-6f;
+    return p;
+}
+
+int run_qknorm_rope(uintptr_t qkv, const std::vector<uintptr_t>& heads, int64_t rows, int64_t row_stride) {
+    QkNormRopeParams p = heads_of(heads);
+    p.qkv = pointer<void>(qkv);
+    p.rows = rows;
+    p.row_stride = row_stride;
+    return static_cast<int>(launch_qknorm_rope(p, nullptr));
 }
 
 template <class... Tiles>
@@ -73,7 +114,7 @@ Status launch_numbered(const GemmLoraUpParams& p) {
 int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t row_scales, uintptr_t lora_act,
              uintptr_t proj_up, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t rows, int out_features,
              int in_features, int rank, int tile, int epilogue, const std::vector<int>& segment_ends,
-             bool weights_ready, int on_multiprocessors) {
+             bool weights_ready, int on_multiprocessors, const std::vector<uintptr_t>& heads) {
     GemmLoraUpParams p{};
     p.qact = pointer<void>(qact);
     p.a_scales = pointer<void>(a_scales);
@@ -93,6 +134,7 @@ int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t ro
     p.act_bits = 8;
     for (size_t i = 0; i < 3; ++i) p.segment_ends[i] = i < segment_ends.size() ? segment_ends[i] : INT32_MAX;
     p.weights_ready = weights_ready;
+    p.heads = heads_of(heads);
     p.layout = Layout::kWgmmaS8;
     multiprocessors = on_multiprocessors;
     const Status status =
@@ -108,4 +150,8 @@ PYBIND11_MODULE(emulated_kernels, m) {
     m.attr("tiles") = kTileChoices;
     m.def("quantize", &run_quantize);
     m.def("gemm_lora_up", &run_gemm);
+    m.def("qknorm_rope", &run_qknorm_rope);
+    m.def("tile_features", [](int64_t rows, int64_t features, int columns, int head_dim) {
+        return kCosts[static_cast<int>(choose_tile(rows, features, columns, 132, head_dim)) - 1].features;
+    });
 }

@@ -21,7 +21,7 @@ from problems import assert_same, relative_error
 pytestmark = pytest.mark.skipif(bool(build.why_impossible()), reason=build.why_impossible() or "can be compiled")
 HALF = torch.float16
 TILES = range(1, 14)
-EPILOGUES = {"plain": 0, "residual": 1, "swiglu": 2}
+EPILOGUES = {"plain": 0, "residual": 1, "swiglu": 2, "qknorm_rope": 3}
 
 
 @cache
@@ -42,6 +42,11 @@ def quantize(
     inv_rms: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     inv_smooth: torch.Tensor | None = None,
+    rotate: bool = True,
+    cut: int = 0,
+    weights_ready: bool = False,
+    clip: float = 0.95,
+    multiprocessors: int = 132,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """qact, a_scales and lora_act as the kernel leaves them, over memory full of other things."""
     m, k = x.shape
@@ -52,7 +57,8 @@ def quantize(
     lora_act = torch.full(lora_act_shape(wgmma_s8.LAYOUT, m, rank, x.dtype)[0], float("nan"), dtype=x.dtype)
     status = emulated().quantize(
         address(x), address(inv_rms), address(norm), address(inv_smooth), address(packed), address(qact),
-        address(a_scales), address(lora_act), m, k, rank, bits, 0.95, True, scale_type == "integer" and bits == 4, 1e-6,
+        address(a_scales), address(lora_act), m, k, rank, bits, clip, rotate, scale_type == "integer" and bits == 4, 1e-6,
+        cut, weights_ready, x.dtype == torch.bfloat16, multiprocessors,
     )  # fmt: skip
     assert status == 0
     return qact, a_scales, lora_act
@@ -146,8 +152,9 @@ def gemm(
     ends: Sequence[int] = (),
     weights_ready: bool = False,
     multiprocessors: int = 132,
+    heads: Sequence[int] = (),
 ) -> torch.Tensor:
-    """One product, held against FP64."""
+    """One product, held against FP64; with heads in its epilogue it is not."""
     g = torch.Generator().manual_seed(m + n + k + rank)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -174,8 +181,11 @@ def gemm(
         address(qact), address(a_scales), address(packed["qweight"]), address(packed["row_scales"]), address(fragments),
         address(packed.get("proj_up")), address(linear.bias), address(residual), address(y), m, n, k,
         -(-rank // 16) * 16, tile, EPILOGUES[epilogue], list(ends), weights_ready, multiprocessors,
+        list(heads),
     )  # fmt: skip
     assert status == 0
+    if heads:
+        return y
     acc = (codes.double() * scales.double()) @ linear.dequantize_codes(torch.float64).T
     if linear.proj_up is not None:
         rows = [b - a for a, b in zip([0, *ends], [*ends, n], strict=True)]
@@ -216,3 +226,34 @@ def test_blocks_take_several_tiles(tile: int) -> None:
 def test_no_split_runs_a_round_ahead_of_the_others(k: int, rank: int, tile: int) -> None:
     few = gemm(100, 128, k, rank, tile, multiprocessors=1)
     assert_same(few, gemm(100, 128, k, rank, 9), f"tile {tile}")
+
+
+def test_tiles_of_whole_heads_are_chosen() -> None:
+    for head_dim in (64, 128):
+        for m in (1, 17, 100, 300, 704, 1000, 2048, 5000):
+            for n, k in ((4096, 1024), (384, 192), (6144, 4096)):
+                assert emulated().tile_features(m, n, k, head_dim) % head_dim == 0
+
+
+# Tiles whose features are whole heads; query, key and value heads
+@pytest.mark.parametrize(
+    ("tile", "head_dim", "q_heads", "kv_heads"),
+    [
+        (1, 64, 3, 1), (6, 64, 3, 1), (8, 64, 4, 2), (11, 64, 5, 1), (13, 64, 4, 2),
+        (8, 128, 2, 1), (9, 128, 2, 1), (10, 128, 4, 2), (13, 128, 3, 1), (13, 128, 1, 1),
+    ],
+)  # fmt: skip
+def test_heads_in_the_epilogue_have_the_bits_of_the_op(tile: int, head_dim: int, q_heads: int, kv_heads: int) -> None:
+    m, n = 37, (q_heads + 2 * kv_heads) * head_dim
+    g = torch.Generator().manual_seed(n)
+    cos, sin = torch.randn(2, 50, head_dim // 2, generator=g)
+    q_weight, k_weight = torch.rand(2, head_dim, generator=g).half()
+    positions = torch.randint(0, 50, (m,), generator=g)
+    positions[3], positions[4] = 50, -1  # outside the table
+    tensors = [q_weight, k_weight, cos, sin, positions]
+    for held in (tensors, [None, *tensors[1:]]):  # with and without a norm of the queries
+        heads = [*(address(t) for t in held), 50, q_heads, kv_heads, head_dim]
+        found = gemm(m, n, 192, 16, tile, epilogue="qknorm_rope", heads=heads, ends=(64,), multiprocessors=1)
+        wanted = gemm(m, n, 192, 16, tile, ends=(64,))
+        assert emulated().qknorm_rope(address(wanted), heads, m, n) == 0
+        assert_same(found, wanted, f"tile {tile}, {q_heads} and {kv_heads} heads of {head_dim}")

@@ -232,6 +232,40 @@ def test_stacked_linears_keep_their_own_low_rank_branch(sizes: tuple[int, ...], 
     assert_same(y, wanted, "stacked")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(16, 8, 128), (3, 1, 128), (5, 1, 64), (14, 2, 64)])
+@pytest.mark.parametrize("tokens", [1, 37, 300, 705])
+def test_heads_in_the_epilogue_have_the_bits_of_the_op(
+    tokens: int, q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """Norm and rotation by the GEMM or after it, with the tile that is chosen and with each that holds whole heads."""
+    n = (q_heads + 2 * kv_heads) * head_dim
+    p = integer(Shape(tokens, n, 1024), 4, dtype)
+    cos, sin = (table.to(DEVICE) for table in ops.rope_tables(1000, head_dim, 1e6))
+    q_weight, k_weight = (torch.rand(2, head_dim, device=DEVICE) + 0.5).to(dtype)
+    positions = torch.randperm(1000, device=DEVICE)[:tokens]
+    sizes = (q_heads, kv_heads, head_dim, 1e-6)
+    wanted = p.run()
+    ops.qknorm_rope(wanted, q_weight, k_weight, cos, sin, positions, *sizes)
+    linear = (p.acts[0], p.acts[1], p.packed["qweight"], p.packed["w_scales"], p.acts[2], p.packed["proj_up"])
+    found = ops.gemm_qknorm_rope(
+        *linear, p.linear.bias, q_weight, k_weight, cos, sin, positions, *sizes, tokens, 4, dtype, LAYOUT,
+        p.packed["row_scales"], None, None, True,
+    )  # fmt: skip
+    assert_same(found, wanted, "the tile that is chosen")
+    heads = {name: t.data_ptr() for name, t in (("cos", cos), ("sin", sin), ("positions", positions))}
+    heads |= {"q_weight": q_weight.data_ptr(), "k_weight": k_weight.data_ptr(), "table_rows": 1000}
+    heads |= {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    for tile, (features, *_) in enumerate(extension.module().integer_tiles(), start=1):
+        arguments = (*linear, p.linear.bias, None, tokens, n, 4, "qknorm_rope", dtype, tile, p.packed["row_scales"])
+        if features % head_dim:
+            with pytest.raises(OmniW4Error, match="no kernel is compiled"):
+                gemm_wgmma_s8.gemm("gemm_qknorm_rope", *arguments, eps=1e-6, **heads)
+            continue
+        found = gemm_wgmma_s8.gemm("gemm_qknorm_rope", *arguments, eps=1e-6, **heads)
+        assert_same(found, wanted, f"tile {tile}")
+
+
 @pytest.mark.parametrize("act_bits", ACT_BITS)
 def test_a_broken_row_stays_alone(act_bits: int) -> None:
     p = integer(Shape(80, 256, 256), act_bits)

@@ -282,30 +282,40 @@ def _gemm_qknorm_rope(
     layout: str,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
+    weights_ready: bool = False,
 ) -> torch.Tensor:
     op = "gemm_qknorm_rope"
     linear = (qact, a_scales, qweight, w_scales, lora_act, proj_up, bias)
     rotary = (q_weight, k_weight, cos, sin, positions)
     if layout == CANONICAL:
         return gemm_qknorm_rope_ref(
-            *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, row_scales, token_scales
-        )
+            *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, row_scales, token_scales,
+            segment_ends,
+        )  # fmt: skip
     check_gemm_qknorm_rope(
-        *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, layout, row_scales
+        *linear, *rotary, num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, layout, row_scales,
+        None, segment_ends,
     )  # fmt: skip
-    require(head_dim in HEAD_DIMS, op, f"head_dim is {head_dim}, the kernels have {HEAD_DIMS}")
     out_features = (num_heads + 2 * num_kv_heads) * head_dim
-    if layout == WGMMA_S8:  # its tiles hold no whole head of 128: two launches, the same bits
+    if layout == WGMMA_S8 and (row_scales is None or head_dim not in HEAD_DIMS):  # two launches, the same bits
         y = gemm_wgmma_s8.gemm(
-            op, *linear, None, tokens, out_features, act_bits, "plain", dtype, row_scales=row_scales
+            op, *linear, None, tokens, out_features, act_bits, "plain", dtype, row_scales=row_scales,
+            segment_ends=segment_ends, weights_ready=weights_ready,
         )  # fmt: skip
         _qknorm_rope(y, *rotary, num_heads, num_kv_heads, head_dim, eps)
         return y
+    require(head_dim in HEAD_DIMS, op, f"head_dim is {head_dim}, the kernels have {HEAD_DIMS}")
     tensors = _heads(*rotary)
     heads: dict[str, Any] = {name: address(tensor) for name, tensor in tensors.items()}
     heads |= {"q_heads": num_heads, "kv_heads": num_kv_heads, "head_dim": head_dim, "eps": eps}
     heads["table_rows"] = cos.shape[0]
     fused = (*linear, None, tokens, out_features, act_bits, "qknorm_rope", dtype)
+    if layout == WGMMA_S8:
+        return gemm_wgmma_s8.gemm(
+            op, *fused, row_scales=row_scales, segment_ends=segment_ends, weights_ready=weights_ready, **heads
+        )
+    require(segment_ends is None, op, f"no GEMM kernel of layout {layout!r} takes segments")
     if layout == MMA_S8:
         return gemm_mma_s8.gemm(op, *fused, row_scales=row_scales, **heads)
     _refuse_integer_scales(op, layout, row_scales)

@@ -9,6 +9,8 @@ Contract
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from omniw4.ops.checks import require, require_dtype, require_same_device, require_shape
@@ -42,6 +44,7 @@ def check_gemm_qknorm_rope(
     layout: str = CANONICAL,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
 ) -> None:
     require(num_heads > 0 and num_kv_heads > 0, _OP, f"found {num_heads} query and {num_kv_heads} key heads")
     require(num_heads % num_kv_heads == 0, _OP, f"{num_kv_heads} key heads do not divide {num_heads} query heads")
@@ -50,7 +53,7 @@ def check_gemm_qknorm_rope(
     out_features = (num_heads + 2 * num_kv_heads) * head_dim
     check_gemm_lora_up(
         qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, None, tokens, out_features, act_bits, "plain",
-        dtype, layout, row_scales, token_scales,
+        dtype, layout, row_scales, token_scales, segment_ends,
     )  # fmt: skip
     require_same_device(_OP, qact, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin, positions=positions)
     require_dtype(_OP, "positions", positions, torch.int64)
@@ -86,16 +89,18 @@ def gemm_qknorm_rope_ref(
     dtype: torch.dtype,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """The contract in plain torch, layout "canonical"."""
     check_gemm_qknorm_rope(
         qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, q_weight, k_weight, cos, sin, positions,
         num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, CANONICAL, row_scales, token_scales,
+        segment_ends,
     )  # fmt: skip
     out_features = (num_heads + 2 * num_kv_heads) * head_dim
     qkv = gemm_lora_up_ref(
         qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, None, tokens, out_features, act_bits, "plain",
-        dtype, row_scales, token_scales,
+        dtype, row_scales, token_scales, segment_ends=segment_ends,
     )  # fmt: skip
     qknorm_rope_ref(qkv, q_weight, k_weight, cos, sin, positions, num_heads, num_kv_heads, head_dim, eps)
     return qkv
@@ -125,11 +130,14 @@ def gemm_qknorm_rope(
     layout: str,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
+    weights_ready: bool = False,
 ) -> torch.Tensor:
     require_canonical(layout, _OP)
     return gemm_qknorm_rope_ref(
         qact, a_scales, qweight, w_scales, lora_act, proj_up, bias, q_weight, k_weight, cos, sin, positions,
         num_heads, num_kv_heads, head_dim, eps, tokens, act_bits, dtype, row_scales, token_scales,
+        segment_ends,
     )  # fmt: skip
 
 
@@ -157,5 +165,7 @@ def _(
     layout: str,
     row_scales: torch.Tensor | None = None,
     token_scales: torch.Tensor | None = None,
+    segment_ends: Sequence[int] | None = None,
+    weights_ready: bool = False,
 ) -> torch.Tensor:
     return qact.new_empty((tokens, (num_heads + 2 * num_kv_heads) * head_dim), dtype=dtype)

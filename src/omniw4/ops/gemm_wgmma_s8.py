@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -36,6 +37,7 @@ def gemm(
     row_scales: torch.Tensor | None = None,
     segment_ends: Sequence[int] | None = None,
     weights_ready: bool = False,
+    **heads: Any,
 ) -> torch.Tensor:
     """One launch.
 
@@ -43,9 +45,10 @@ def gemm(
         op: whose name errors bear.
         w_scales: empty; the scales are in qweight.
         tile: 0 for the tile that suits the shape, else its number in tuning_sm90a.h, or with row_scales in
-            integer_tile_sm90a.h; every one gives the same bits.
+            integer_tile_sm90a.h; every one gives the same bits. Epilogue "qknorm_rope" needs one of whole heads.
         row_scales: ``[N']``; with them the weights' group scales are integers.
         segment_ends, weights_ready: see :mod:`omniw4.ops.gemm_lora_up`.
+        heads: with epilogue "qknorm_rope", which needs row_scales, its tensors' addresses and sizes.
     """
     block = BLOCK_BYTES if row_scales is None else INTEGER_BLOCK_BYTES
     require(qweight.dim() == 3, op, f"qweight has shape {list(qweight.shape)}, wanted [N'/64, K/64, {block}]")
@@ -84,7 +87,7 @@ def gemm(
         w_scales=0, lora_act=address(act), proj_up=address(up), bias=address(bias), residual=address(residual),
         y=y.data_ptr(), rows=tokens, out_features=out_features, in_features=groups * 64, rank=rank,
         lora_act_packed=True, tile=tile, epilogue=epilogue, dtype=NAMES[dtype], layout=WGMMA_S8, act_bits=act_bits,
-        row_scales=address(rows), segment_ends=ends, weights_ready=weights_ready,
+        row_scales=address(rows), segment_ends=ends, weights_ready=weights_ready, **heads,
     )  # fmt: skip
     return y
 

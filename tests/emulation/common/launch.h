@@ -6,6 +6,10 @@
 
 namespace omniw4 {
 
+inline bool aligned16(const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
 struct Registration {};
 
 template <auto kernel>

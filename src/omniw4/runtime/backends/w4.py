@@ -176,17 +176,13 @@ class PackedProjection:
     def gemm_qknorm_rope(
         self, acts: Acts, dtype: torch.dtype, norms: LayerNorms, rotary: Rotary, config: Qwen3Config
     ) -> torch.Tensor:
-        """The same, then q/k norm and rotary embedding: in the epilogue, where the family has that."""
+        """The same, then q/k norm and rotary embedding, in the epilogue where the family has that."""
         linear = self.linear
-        if self.segment_ends is not None or self.layout == WGMMA_S8:
-            qkv = self.gemm(acts, dtype)
-            norms.rotate(qkv, rotary, config)
-            return qkv
         return ops.gemm_qknorm_rope(
             acts.qact, acts.a_scales, linear.qweight, linear.w_scales, acts.lora_act, linear.proj_up, linear.bias,
             norms.q_norm, norms.k_norm, rotary.cos, rotary.sin, rotary.positions, config.num_heads,
             config.num_kv_heads, config.head_dim, config.eps, acts.tokens, linear.spec.act_bits, dtype, self.layout,
-            linear.row_scales, acts.token_scales,
+            linear.row_scales, acts.token_scales, self.segment_ends, True,
         )  # fmt: skip
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
