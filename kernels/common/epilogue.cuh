@@ -61,18 +61,12 @@ struct QkNormRope {
     template <class T>
     static __device__ __forceinline__ void apply(const GemmLoraUpParams& p, int64_t row, int column, bool inside,
                                                  float (&v)[8]) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = round_to<T>(v[j]);
         const int head = column / p.heads.head_dim;
-        float rotated[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) rotated[j] = v[j];
-        qknorm_rope_head<T>(p.heads, inside ? row : 0, head < p.heads.q_heads, rotated);
-        if (head < p.heads.q_heads + p.heads.kv_heads) {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) v[j] = rotated[j];
-        }
-        Plain::apply<T>(p, row, column, inside, v);
+        const uint4 x = pack8<T>(v);
+        const uint4 rotated = qknorm_rope_head<T>(p.heads, inside ? row : 0, head < p.heads.q_heads, x);
+        if (!inside) return;
+        T* y = static_cast<T*>(p.y) + row * p.out_features + column;
+        *reinterpret_cast<uint4*>(y) = head < p.heads.q_heads + p.heads.kv_heads ? rotated : x;
     }
 };
 

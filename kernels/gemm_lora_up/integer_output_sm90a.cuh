@@ -399,46 +399,60 @@ struct Output {
         }
     }
 
-    // Heads of query and key go through norm and rotation, the op's own, which start from what the op would read.
+    // Heads of query and key go through norm and rotation, the op's own, which start from what the op would read. A lane
+    // has the same columns of every kStep-th token.
     template <int kHeadDim>
     __device__ __forceinline__ void copy_heads() const {
         if constexpr (Tile::kFeatures % kHeadDim == 0) {
-            constexpr int kLanes = kHeadDim / 8, kHeads = Tile::kFeatures / kHeadDim, kAtOnce = kWarp / kLanes;
-            constexpr int kStep = kConsumers / kWarp * kAtOnce, kItems = Tile::kTokens * kHeads;
-            constexpr int kBatch = Tile::kConsumerRegisters < 128 ? 2 : 4;  // tokens whose cosines and sines are held
-            const int first = thread / kWarp * kAtOnce + thread % kWarp / kLanes;
-            const int i = thread % kLanes, rotated_heads = p.heads.q_heads + p.heads.kv_heads;
+            constexpr int kLanes = kHeadDim / 8, kHeads = Tile::kFeatures / kHeadDim;
+            constexpr int kItems = kConsumers / kLanes, kStep = kItems / kHeads;  // heads that are taken at once
+            constexpr int kBatch = Tile::kConsumerRegisters < 128 ? 2 : 4;        // cosines and sines take registers
+            static_assert(kItems % kHeads == 0);
+            const int item = thread / kLanes, i = thread % kLanes, token = item / kHeads, left = tokens_left();
+            const int column = tile_feature + item % kHeads * kHeadDim + i * 8, head = column / kHeadDim;
+            const int rotated_heads = p.heads.q_heads + p.heads.kv_heads;
             if (tile_feature / kHeadDim >= rotated_heads) return copy();
+            const void* weights = head < p.heads.q_heads ? p.heads.q_weight : p.heads.k_weight;
+            const bool normed = weights != nullptr;
+            uint4 weight = make_uint4(0, 0, 0, 0);
+            if (normed) weight = static_cast<const uint4*>(weights)[i];
+            T* y = static_cast<T*>(p.y) + (first_token + token) * p.out_features + column;
+            const int64_t* positions = p.heads.positions + first_token + token;
 #pragma unroll 1
-            for (int batch = 0; batch < kItems; batch += kBatch * kStep) {
-                int64_t row[kBatch];
-                int column[kBatch];
-                bool inside[kBatch];
+            for (int first = 0; first < Tile::kTokens; first += kBatch * kStep) {
                 Rotation rotation[kBatch];
+                uint4 x[kBatch];
+                float squares[kBatch];
+                const auto there = [&](int j) { return first + j * kStep + token < left; };
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
-                    const int item = batch + j * kStep + first;
-                    row[j] = first_token + item / kHeads;
-                    column[j] = tile_feature + item % kHeads * kHeadDim + i * 8;
-                    inside[j] = item < kItems && row[j] < p.rows && column[j] < p.out_features;
-                    rotation[j].position = p.heads.positions[inside[j] ? row[j] : 0];
+                    rotation[j].position = 0;
+                    if (there(j)) rotation[j].position = positions[first + j * kStep];
                 }
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) rotation[j].template load<kHeadDim>(p.heads);
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
-                    const int token = inside[j] ? static_cast<int>(row[j] - first_token) : 0;
                     uint32_t word[4];
-                    ptx::ld_shared_v4_b32(word, token_address(token) + (column[j] - tile_feature) * 2);
-                    uint4 result = make_uint4(word[0], word[1], word[2], word[3]);
-                    const int head = column[j] / kHeadDim;
-                    float v[8];
-                    unpack8<T>(result, v);
-                    qknorm_rope_head<T, kHeadDim>(p.heads, rotation[j], head < p.heads.q_heads, v);
-                    if (head < rotated_heads) result = pack8<T>(v);
-                    if (inside[j]) {
-                        *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + row[j] * p.out_features + column[j]) = result;
-                    }
+                    const uint32_t row = token_address(there(j) ? first + j * kStep + token : 0);
+                    ptx::ld_shared_v4_b32(word, row + (column - tile_feature) * 2);
+                    x[j] = make_uint4(word[0], word[1], word[2], word[3]);
+                    squares[j] = head_squares<T>(x[j], kLanes);
+                }
+                // One lane's work for each of the batch, not every lane's for all.
+                const int turn = i % kBatch;
+                float mine = squares[0];
+#pragma unroll
+                for (int j = 1; j < kBatch; ++j) mine = turn == j ? squares[j] : mine;
+                mine = head_inv_rms(mine, kHeadDim, p.heads.eps);
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    const float inv_rms = __shfl_sync(0xffffffffu, mine, thread % kWarp / kBatch * kBatch + j);
+                    uint4 result = x[j];
+                    if (normed) result = norm_head<T>(result, inv_rms, weight);
+                    result = rotate_head<T>(rotation[j], result, kLanes);
+                    if (there(j)) *reinterpret_cast<uint4*>(y) = head < rotated_heads ? result : x[j];
+                    y += kStep * p.out_features;
                 }
             }
         }

@@ -21,10 +21,10 @@ __global__ void __launch_bounds__(kThreads) qknorm_rope_kernel(QkNormRopeParams 
     T* address = static_cast<T*>(p.qkv) + row * p.row_stride + head * kHeadDim + (threadIdx.x % kLanes) * 8;
 
     // Lanes past the end compute on zeros: the shuffles below need the whole warp.
-    float v[8] = {};
-    if (active) unpack8<T>(*reinterpret_cast<const uint4*>(address), v);
-    qknorm_rope_head<T, kHeadDim>(p, row, head < p.q_heads, v);
-    if (active) *reinterpret_cast<uint4*>(address) = pack8<T>(v);
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (active) x = *reinterpret_cast<const uint4*>(address);
+    x = qknorm_rope_head<T, kHeadDim>(p, row, head < p.q_heads, x);
+    if (active) *reinterpret_cast<uint4*>(address) = x;
 }
 
 template <class T, int kHeadDim>

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -79,31 +80,47 @@ struct Thread {
     ucontext_t context;
     Dim index;
     bool done = false;
-    std::vector<Work> open;  // its cp.async: issued, and closed in groups
+    unsigned arrived_in = 0;  // generation of the cluster's barrier
+    std::vector<Work> open;   // its cp.async: issued, and closed in groups
     std::deque<std::vector<Work>> committed;
 };
 
+// What a block's threads hold references to must not move when blocks are swapped: it lies in containers.
 struct Block {
     std::vector<Thread> threads;
     std::vector<Warp> warps;
     std::vector<Warpgroup> warpgroups;
-    Meeting barriers[16];
+    std::vector<Meeting> barriers;
     std::unordered_map<uint32_t, Barrier> mbarriers;
     std::vector<Work> copies;  // under way
-    ucontext_t scheduler;
     Dim index, dim, grid;
+    int rank = 0;  // in its cluster
     int current = 0;
-    int64_t progress = 0;  // anything a thread did but wait
-    uint32_t random = 1;
+    int left = 0;               // threads that have not ended
+    int64_t progress = 0;       // anything a thread did but wait
+    uint32_t asleep = 0;        // warps
+    bool late_copies = false;   // copies wait until nobody can go on
     uint8_t* shared = nullptr;  // below 4 GiB, so that an address fits 32 bits
     Work kernel;
 };
 extern Block block;
 
-// Runs `kernel` in every thread of every block, one block after the other. Ends
-// the process, with a message, where a block cannot go on or leaves copies or
-// bytes behind.
-void run(Dim grid, int threads, Work kernel);
+// Blocks that run together, neighbours along x. The one whose turn it is has changed places with `block`.
+struct Cluster {
+    std::vector<Block> blocks;
+    Meeting barrier;
+    int current = 0;
+};
+extern Cluster cluster;
+
+// Block number `rank` of the cluster that runs.
+inline Block& block_of_cluster(int rank) {
+    return rank == cluster.current ? block : cluster.blocks[rank];
+}
+
+// Runs `kernel` in every thread of every block, one cluster after the other. Ends the process, with a message, where a
+// cluster cannot go on or leaves copies or bytes behind.
+void run(Dim grid, int threads, Work kernel, int blocks_of_cluster = 1);
 
 inline Thread& current_thread() {
     return block.threads[block.current];
@@ -175,6 +192,10 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
     return emulator::shuffle(value, emulator::block.current % 32 ^ mask);
 }
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+    return emulator::shuffle(value, lane);
+}
 inline void __syncwarp() {
     emulator::shuffle(0, 0);
 }
@@ -213,6 +234,19 @@ inline int __float2int_rn(float x) {
     if (x >= 2147483648.0f) return INT32_MAX;
     if (x <= -2147483648.0f) return INT32_MIN;
     return static_cast<int>(std::nearbyint(x));
+}
+inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+inline uint32_t __viaddmin_s16x2_relu(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d = 0;
+    for (int i = 0; i < 32; i += 16) {
+        const auto sum = static_cast<int16_t>((a >> i) + (b >> i)), most = static_cast<int16_t>(c >> i);
+        d |= static_cast<uint32_t>(std::max<int16_t>(std::min(sum, most), 0)) << i;
+    }
+    return d;
 }
 inline float __int2float_rn(int x) {
     return static_cast<float>(x);
