@@ -38,14 +38,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     __syncthreads();
     if (threadIdx.x >= Tile::kWarpgroups * 128) {
         ptx::setmaxnreg_decrease<Tile::kProducerRegisters>();
-        const int warp = threadIdx.x / kWarp - Tile::kWarpgroups * 4;
+        const int warp = threadIdx.x / kWarp - Tile::kWarpgroups * 4, lane = threadIdx.x % kWarp;
         Producer<Tile> producer{p, {p}, ring};
         if (warp == 0) {
             if (ptx::elect_one()) producer.run_tokens();
         } else if (warp < Tile::kProducers) {
-            producer.prefetch(warp - 1, threadIdx.x % kWarp);
+            // Where no warp is left for it, and the copies have to wait anyway
+            if (Tile::kProducers == 4 && !p.weights_ready) producer.prefetch(warp - 1, Tile::kWeightWarps, lane);
             __syncwarp();
             if (ptx::elect_one()) producer.run_weights(warp - 1);
+        } else if (warp == Tile::kProducers) {
+            producer.prefetch(0, 1, lane);
         }
     } else {
         ptx::setmaxnreg_increase<Tile::kConsumerRegisters>();

@@ -32,16 +32,16 @@ struct Producer {
         return first_block < blocks ? (first_block + Tile::kWeightWarps < blocks ? kBlocksEach : 1) : 0;
     }
 
-    // Weights of the first tile on their way from memory while the kernel before is still busy. Only a hint: what that
-    // kernel may have written (a repacked weight, say) is read after it is done.
-    __device__ __forceinline__ void prefetch(int first_block, int lane) const {
+    // Weights of the first tile on their way from memory while the kernel before is still busy, of row blocks first, first
+    // + step and so on. Only a hint: what that kernel may have written (a repacked weight, say) is read after it is done.
+    __device__ __forceinline__ void prefetch(int first, int step, int lane) const {
         constexpr int kStagesAhead = 128;
-        const int feature = problem.first_feature(blockIdx.x), blocks = blocks_here(first_block, feature);
+        const int feature = problem.first_feature(blockIdx.x), blocks = problem.row_blocks(feature);
         const int stages = min(problem.stages(), kStagesAhead), copied = p.weights_ready ? Plan::kStages : 0;
 #pragma unroll 1
         for (int stage = copied + lane; stage < stages; stage += kWarp) {
-            for (int i = 0; i < blocks; ++i) {
-                const int block = first_block + i * Tile::kWeightWarps;
+#pragma unroll 1
+            for (int block = first; block < blocks; block += step) {
                 ptx::bulk_prefetch_l2(weights(feature + block * 64, stage * 2), block_bytes(stage));
             }
         }
