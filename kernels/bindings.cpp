@@ -127,7 +127,7 @@ void quantize_lora_down(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, u
                         uintptr_t proj_down, uintptr_t qact, uintptr_t a_scales, uintptr_t lora_act, int64_t rows,
                         int cols, int64_t row_stride, int rank, int act_bits, double clip, bool rotate,
                         const std::string& layout, const std::string& dtype, int device, uintptr_t stream,
-                        bool integer_scales, float eps) {
+                        bool integer_scales, float eps, bool weights_ready, int cut) {
     QuantizeLoraDownParams p{};
     p.x = pointer<void>(x);
     p.inv_rms = pointer<float>(inv_rms);
@@ -146,6 +146,8 @@ void quantize_lora_down(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, u
     p.rotate = rotate;
     p.integer_scales = integer_scales;
     p.eps = eps;
+    p.weights_ready = weights_ready;
+    p.cut = cut;
     p.layout = layout_of(layout);
     p.dtype = dtype_of(dtype);
     const DeviceGuard guard(device);
@@ -408,7 +410,8 @@ PYBIND11_MODULE(w4a4ops, m) {
     m.def("quantize_lora_down", &quantize_lora_down, py::kw_only(), arg("x"), arg("inv_rms"), arg("norm_weight"),
           arg("inv_smooth"), arg("proj_down"), arg("qact"), arg("a_scales"), arg("lora_act"), arg("rows"), arg("cols"),
           arg("row_stride"), arg("rank"), arg("act_bits"), arg("clip"), arg("rotate"), arg("layout"), arg("dtype"),
-          arg("device"), arg("stream"), arg("integer_scales") = false, arg("eps") = 0.0f);
+          arg("device"), arg("stream"), arg("integer_scales") = false, arg("eps") = 0.0f, arg("weights_ready") = false,
+          arg("cut") = 0);
     m.def("pack_lora_act", &pack_lora_act, py::kw_only(), arg("lora_act"), arg("packed"), arg("rows"), arg("rank"),
           arg("dtype"), arg("device"), arg("stream"));
     m.def("qknorm_rope", &qknorm_rope, py::kw_only(), arg("qkv"), arg("q_weight"), arg("k_weight"), arg("cos"),

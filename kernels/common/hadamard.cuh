@@ -44,4 +44,20 @@ __device__ __forceinline__ void hadamard64(float (&v)[16], int t) {
     for (int i = 0; i < 16; ++i) v[i] = __fmul_rn(v[i], 0.125f);
 }
 
+// The same, the last stride and the 1/8 in one: the bits of hadamard64 wherever that is below 2^125 and not so small that
+// 1/8 of an intermediate sum is subnormal. From 2^125 on, where hadamard64 is infinite, this is not.
+__device__ __forceinline__ void hadamard64_below_2_125(float (&v)[16], int t) {
+    detail::butterfly_registers<1>(v);
+    detail::butterfly_registers<2>(v);
+    detail::butterfly_registers<4>(v);
+    detail::butterfly_lanes<1>(v, t);
+    detail::butterfly_lanes<2>(v, t);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float a = v[i], eighth = __fmul_rn(v[i + 8], 0.125f);
+        v[i] = __fmaf_rn(a, 0.125f, eighth);
+        v[i + 8] = __fmaf_rn(a, 0.125f, -eighth);
+    }
+}
+
 }  // namespace omniw4

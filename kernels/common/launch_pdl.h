@@ -6,20 +6,37 @@
 
 namespace omniw4 {
 
+// As clusters of `cluster` blocks along x; more than eight are not portable, and the kernel must allow them.
 template <class Params, class... Rest>
-Status launch_early(void (*kernel)(Params, Rest...), dim3 grid, int threads, int dynamic_shared_bytes,
-                    cudaStream_t stream, const Params& params, const Rest&... rest) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+Status launch_early_clusters(void (*kernel)(Params, Rest...), dim3 grid, int cluster, int threads,
+                             int dynamic_shared_bytes, cudaStream_t stream, const Params& params, const Rest&... rest) {
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<size_t>(dynamic_shared_bytes);
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, params, rest...) == cudaSuccess ? Status::kOk : Status::kLaunchFailed;
+}
+
+// Lets a kernel have clusters of up to sixteen blocks.
+template <class... Parameters>
+bool allow_large_clusters(void (*kernel)(Parameters...)) {
+    const auto attribute = cudaFuncAttributeNonPortableClusterSizeAllowed;
+    return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, 1) == cudaSuccess;
+}
+
+template <class Params, class... Rest>
+Status launch_early(void (*kernel)(Params, Rest...), dim3 grid, int threads, int dynamic_shared_bytes,
+                    cudaStream_t stream, const Params& params, const Rest&... rest) {
+    return launch_early_clusters(kernel, grid, 1, threads, dynamic_shared_bytes, stream, params, rest...);
 }
 
 }  // namespace omniw4

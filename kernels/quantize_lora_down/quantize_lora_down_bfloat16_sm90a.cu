@@ -1,14 +1,19 @@
 // quantize_lora_down in layout wgmma_s8, BF16.
-#include "quantize_lora_down_sm90a.cuh"
+#include "launch_sm90a.cuh"
 
 namespace omniw4::quantize {
 
 namespace {
-const sm90a::Kernels<__nv_bfloat16> kKernels;
-}
+using T = __nv_bfloat16;
+const sm90a::Kernels<T, sm90a::Grid::kGroupsInteger> kInteger;
+const sm90a::Kernels<T, sm90a::Grid::kGroups16> kFloat16;
+const sm90a::Kernels<T, sm90a::Grid::kTokens8> kTokens;
+}  // namespace
 
 Status launch_bfloat16_sm90a(const QuantizeLoraDownParams& p, cudaStream_t stream) {
-    return sm90a::launch_rank<__nv_bfloat16>(p, stream);
+    if (p.act_bits == 8) return sm90a::launch_grid<T, sm90a::Grid::kTokens8>(p, stream);
+    return p.integer_scales ? sm90a::launch_grid<T, sm90a::Grid::kGroupsInteger>(p, stream)
+                            : sm90a::launch_grid<T, sm90a::Grid::kGroups16>(p, stream);
 }
 
 }  // namespace omniw4::quantize

@@ -1,14 +1,19 @@
 // quantize_lora_down in layout wgmma_s8, FP16.
-#include "quantize_lora_down_sm90a.cuh"
+#include "launch_sm90a.cuh"
 
 namespace omniw4::quantize {
 
 namespace {
-const sm90a::Kernels<__half> kKernels;
-}
+using T = __half;
+const sm90a::Kernels<T, sm90a::Grid::kGroupsInteger> kInteger;
+const sm90a::Kernels<T, sm90a::Grid::kGroups16> kFloat16;
+const sm90a::Kernels<T, sm90a::Grid::kTokens8> kTokens;
+}  // namespace
 
 Status launch_half_sm90a(const QuantizeLoraDownParams& p, cudaStream_t stream) {
-    return sm90a::launch_rank<__half>(p, stream);
+    if (p.act_bits == 8) return sm90a::launch_grid<T, sm90a::Grid::kTokens8>(p, stream);
+    return p.integer_scales ? sm90a::launch_grid<T, sm90a::Grid::kGroupsInteger>(p, stream)
+                            : sm90a::launch_grid<T, sm90a::Grid::kGroups16>(p, stream);
 }
 
 }  // namespace omniw4::quantize

@@ -1,224 +1,227 @@
-// quantize_lora_down in layout wgmma_s8: one read of the rows, and few rows spread over many multiprocessors.
+// quantize_lora_down in layout wgmma_s8: one read of the rows, all of K in the registers of a cluster.
 //
-// Eight quads of a warp take eight (token, group) pairs at a time, a step: kTokens rows by 8 / kTokens groups of 64, so
-// that one row alone still keeps a whole warp busy. A block owns kTokens whole rows. A token's scale is known only when its
-// last group is: so a block holds all of x' in registers, kSteps steps a warp; or, where that is too much, reads and
-// transforms its rows a second time.
+// A cluster takes the sixteen rows of a row tile; its blocks share out K, and so do the warps of a block, in groups of
+// 64. A warp has eight of the rows, a quad of lanes a row, so that all of a warp has one group and the low-rank product is
+// mma.m16n8k16 with 16 ranks as rows and the eight tokens as columns: what a lane holds of x' is operand B as it is,
+// operand A is proj_down in fragment order, from shared memory. A token's scale is known only when its last group is:
+// blocks send each other the largest of their part, and x' stays in registers until all of them are there.
 //
-// The low-rank product is mma.m16n8k16 with 16 ranks as rows and the quads' pairs as columns: what a lane holds of x' is
-// operand B as it is, and operand A is proj_down in fragment order. Where the quads' groups differ, one product for each
-// group sees the other columns as zeros.
-//
-// Whatever the number of tokens a block owns, a row's bits are the same: squares and low-rank products are summed within
-// each group first, then over groups in an order of their own: the products in a tree over eight groups, and these one
-// after the other; the squares in four chains.
+// Whatever the cut, a row's bits are the same: squares and low-rank products are summed within each group first, then
+// over groups in an order of their own: the products in a tree over eight groups, and these one after the other; the
+// squares in four chains.
 #pragma once
 
-#include "../common/launch.h"
-#include "../common/launch_pdl.h"
-#include "../ptx/bulk_copy.cuh"
+#include "../ptx/ld_global.cuh"
 #include "../ptx/pdl.cuh"
 #include "encode_sm90a.cuh"
-#include "rows_sm90a.cuh"
+#include "exchange_sm90a.cuh"
+#include "group_sm90a.cuh"
+#include "output_wgmma.cuh"
 
 namespace omniw4::quantize::sm90a {
 
-template <class T, class Cut>
-__global__ void __launch_bounds__(Cut::kMaxWarps* kWarp) __maxnreg__(Cut::kRegisters)
-    quantize_lora_down_kernel(const __grid_constant__ QuantizeLoraDownParams p, const Scales scales) {
-    constexpr int kTokens = Cut::kTokens, kSteps = Cut::kSteps, kTiles = Cut::kTiles;
-    extern __shared__ __align__(
-        16) float shared[];  // squares or absmax [group][token], then the products' partial sums
-    __shared__ float warp_absmax[Cut::kMaxWarps][kTokens];
+template <class T, Grid grid, bool kNorm, class Cut>
+__global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
+    quantize_lora_down_kernel(const __grid_constant__ QuantizeLoraDownParams p, const __grid_constant__ Plan plan) {
+    constexpr int kSteps = Cut::kSteps;
+    extern __shared__ __align__(16) float shared[];
     ptx::pdl_launch_dependents();
-    const Rows<T, Cut> rows(p);
-    const int warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp, groups = rows.groups;
-    const int steps = static_cast<int>(ceil_div(groups, Cut::kStepGroups));
-    const int first_tile = blockIdx.y * kTiles, tiles = min(kTiles, p.rank / kRowTile - first_tile);
-    float* const partial = shared + round_up(groups * kTokens, 4);
-    if (p.rank > 0 && threadIdx.x % kWarp == 0) {  // towards L2 while the kernel before is busy; a hint, see bulk_copy
-        const int group_bytes = p.rank / kRowTile * kFragmentBytes;
-        for (int group = blockIdx.x * warps + warp; group < groups; group += gridDim.x * warps) {
-            ptx::bulk_prefetch_l2(static_cast<const uint8_t*>(p.proj_down) + static_cast<int64_t>(group) * group_bytes,
-                                  group_bytes);
+    const Place at;
+    const int lane = at.lane, warp = at.warp, warps = blockDim.x / kWarp, t = at.t, half = at.half, run = at.run;
+    const int slot = at.slot;
+    const int groups = p.cols / kGroup, first_tile = blockIdx.y * plan.tiles;
+    const int tiles = min(plan.tiles, p.rank / kRowTile - first_tile), units = tiles * kTileUnits;
+    const Exchange<Cut::kLoops> exchange{plan, ptx::shared_address(shared), ptx::cluster_rank()};
+    const int first = exchange.rank * plan.groups + run * kSteps, count = min(kSteps, groups - first);
+    const auto my_units = [&] { return min(plan.share, units - exchange.rank * plan.share); };  // not above 0: none
+    const bool rms_inside = kNorm && p.inv_rms == nullptr;
+    const auto bytes = [&](Message message) {  // that this block gets for a row tile
+        switch (message) {
+            case Message::kSquares: return rms_inside ? plan.cluster * plan.groups * kRowTile * 4 : 0;
+            case Message::kAbsmax: return grid == Grid::kGroups16 ? 0 : plan.cluster * kRowTile * 4;
+            default: return max(0, my_units()) * plan.all_nodes * 16;
         }
-    }
+    };
+    const auto in_shared = [&](int place) { return shared + place / 4; };
+    int row_tile = ptx::cluster_index();
+    const int clusters = Cut::kLoops ? ptx::cluster_count() : 1;
+    const auto further = [&](int turns) {  // whether there is a row tile so many turns later
+        return Cut::kLoops && row_tile + turns * clusters < plan.row_tiles;
+    };
+
+    if (threadIdx.x == 0) exchange.begin(bytes, further(1));
+    if (warp == 0) ptx::st_shared_b32(exchange.base + kBlockAbsmax + lane * 4, 0);
+    __syncthreads();
+    ptx::cluster_arrive_relaxed();
+    if (!p.weights_ready) ptx::pdl_wait();
+    if (warp == 0) copy_weights<T>(p, exchange.base, plan, exchange.rank, first_tile, tiles);
     ptx::pdl_wait();
 
-    const bool rms_inside = p.norm_weight != nullptr && p.inv_rms == nullptr;
-    float inv_rms = p.inv_rms != nullptr && rows.row < p.rows ? p.inv_rms[rows.row] : 0.0f;
-    float largest = 0.0f;
-    uint4 raw[Cut::kReload ? 1 : kSteps][2];
-    float v[Cut::kReload ? 1 : kSteps][16], absmax[Cut::kReload ? 1 : kSteps];
-    // f(i, step): every step of this warp, i counting within a run of kSteps.
-    const auto each_step = [&](auto&& f) {
-        if constexpr (Cut::kReload) {
-            for (int first = warp * kSteps; first < steps; first += warps * kSteps) {
+    uint4 raw[kSteps][2];
+    const auto load = [&](int of_row_tile) {
+        const int64_t row = static_cast<int64_t>(of_row_tile) * kRowTile + at.token;
+        const T* const x = static_cast<const T*>(p.x) + row * p.row_stride + first * kGroup + t * 8;
+        const bool there = row < p.rows;
 #pragma unroll
-                for (int i = 0; i < kSteps; ++i) f(i, first + i);
+        for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                raw[i][h] = there && i < count ? ptx::ld_global_once(x + i * kGroup + h * 32) : make_uint4(0, 0, 0, 0);
             }
-        } else {
-#pragma unroll
-            for (int i = 0; i < kSteps; ++i) f(i, warp * kSteps + i);
         }
     };
-    if constexpr (!Cut::kReload) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) rows.load(rows.group(warp * kSteps + i), raw[i]);
-    }
-    if (rms_inside) {
-        each_step([&](int i, int step) {
-            const int group = rows.group(step), at = Cut::kReload ? 0 : i;
-            if constexpr (Cut::kReload) rows.load(group, raw[0]);
-            const float sum = rows.squares(raw[at]);
-            if (rows.t == 0 && group < groups) shared[group * kTokens + rows.token] = sum;
-        });
-        __syncthreads();
-        inv_rms = inverse_rms<kTokens>(shared + rows.token, groups, rows.t, p.eps);
-        if constexpr (Cut::kReload) __syncthreads();  // absmax takes the place of the squares
-    }
+    load(row_tile);
+    ptx::cluster_wait();  // from here on the others' barriers are there
 
-    float sums[kTiles][3][4];  // waiting for their neighbours in the tree: of one step, of two, of four
-    each_step([&](int i, int step) {
-        const int group = rows.group(step), at = Cut::kReload ? 0 : i;
-        if constexpr (Cut::kReload) rows.load(group, raw[0]);
-        rows.transform(group, inv_rms, raw[at], v[at]);
-        absmax[at] = max_over_quad(absmax16(v[at]));
-        if (group < groups) largest = ptx::max_nan(largest, absmax[at]);
-        if constexpr (Cut::kReload) {
-            if (rows.t == 0 && group < groups) shared[group * kTokens + rows.token] = absmax[0];
-        }
-        if (p.rank == 0) return;
+    int iteration = 0;
+    do {
+        const int turn = iteration % 2;
+        const int64_t row = static_cast<int64_t>(row_tile) * kRowTile + at.token;
+        float inv_rms = 0.0f;
+        if (kNorm && p.inv_rms != nullptr && row < p.rows) inv_rms = p.inv_rms[row];
+        if (rms_inside) {
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-            if (tile >= tiles) break;
-            float sum[4];
-            rows.multiply_down(step, first_tile + tile, v[at], sum);
-            if (step >= steps) sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
-            constexpr int kEntrySteps = Cut::kEntrySteps;
-            const int in_entry = i % kEntrySteps;
-#pragma unroll
-            for (int level = 0; 1 << level < kEntrySteps; ++level) {
-                float (&left)[4] = sums[tile][level];
-                if ((in_entry >> level & 1) == 0) {  // waits for its neighbour
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) left[j] = sum[j];
-                    break;
+            for (int i = 0; i < kSteps; ++i) {
+                const float sum = squares_of_group<T>(raw[i]);
+                if (t == 0) in_shared(plan.places.staged)[(run * kSteps + i) * kRowTile + slot] = sum;
+            }
+            __syncthreads();
+            const int all = plan.cluster * plan.groups * kRowTile * 4;
+            if (static_cast<int>(threadIdx.x) < plan.groups * 4) {
+                const int part = exchange.rank * plan.groups * 4 + threadIdx.x;
+                const float4 four = reinterpret_cast<const float4*>(in_shared(plan.places.staged))[threadIdx.x];
+#pragma unroll 1
+                for (int to = 0; to < plan.cluster; ++to) {
+                    exchange.send(to, Message::kSquares, turn, plan.places.squares + turn * all + part * 16, four);
                 }
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sum[j] = __fadd_rn(left[j], sum[j]);
             }
-            if (in_entry == kEntrySteps - 1) rows.leave(partial, step / kEntrySteps, tile, sum);
+            exchange.wait(Message::kSquares, iteration, bytes, further(2));
+            inv_rms = inverse_rms(in_shared(plan.places.squares + turn * all) + slot, groups, t, p.eps);
+            if (row >= p.rows) inv_rms = 0.0f;
         }
-    });
-    if (scales.grid != Grid::kGroups16) {
+
+        if ((kNorm || p.inv_smooth != nullptr) && iteration == 0) ptx::mbarrier_wait(exchange.base + kBarriers, 0);
+        float v[kSteps][16], largest = 0.0f, of_mine = 0.0f;  // absmax of all steps, and of step t % kSteps
 #pragma unroll
-        for (int mask = 4 * kTokens; mask < kWarp; mask *= 2) {
-            largest = ptx::max_nan(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
-        }
-        if (rows.t == 0 && rows.sub == 0) warp_absmax[warp][rows.token] = largest;
-    }
-    __syncthreads();
-
-    const WgmmaOutput output{p, round_up(p.rows, kRowTile)};
-    if (blockIdx.y == 0) {
-        if (scales.grid != Grid::kGroups16) {
-            largest = warp_absmax[0][rows.token];
-            for (int w = 1; w < warps; ++w) largest = ptx::max_nan(largest, warp_absmax[w][rows.token]);
-        }
-        const TokenScale of_token(scales, largest);
-        if (scales.grid != Grid::kGroups16 && warp == 0 && rows.t == 0 && rows.sub == 0) {
-            output.store_token_scale(rows.row, of_token.scale);
-        }
-        each_step([&](int i, int step) {
-            const int group = rows.group(step), at = Cut::kReload ? 0 : i;
-            if constexpr (Cut::kReload) {
-                rows.load(group, raw[0]);
-                rows.transform(group, inv_rms, raw[0], v[0]);
-                absmax[0] = group < groups ? shared[group * kTokens + rows.token] : 0.0f;
+        for (int i = 0; i < kSteps; ++i) {
+            unpack8<T>(raw[i][0], v[i]);
+            unpack8<T>(raw[i][1], v[i] + 8);
+            const int group = run * kSteps + i;
+            if (i < count) {
+                transform_group<T, kNorm>(p, exchange.base + plan.places.norm + group * kGroup * 2,
+                                          exchange.base + plan.places.smooth + group * kGroup * 4, t, inv_rms, v[i]);
             }
-            encode_group(scales, of_token, output, rows.row, group, rows.t, absmax[at], v[at]);
-        });
-    }
-    if (p.rank > 0) {
-        const int entries = static_cast<int>(ceil_div(steps, Cut::kEntrySteps));
-        rows.store_low_rank(output, partial, entries, first_tile, tiles);
-    }
+            float absmax = absmax_tree(v[i]);
+            if (grid != Grid::kTokens8) absmax = max_over_quad(absmax);
+            if (absmax >= plan.scales.ceiling) absmax = __uint_as_float(0x7f800000);
+            largest = i == 0 ? absmax : ptx::max_nan(largest, absmax);
+            if (t % kSteps == i) of_mine = absmax;
+        }
+        if (further(1)) load(row_tile + clusters);
+        if constexpr (grid != Grid::kGroups16) {
+            if (grid == Grid::kTokens8) largest = max_over_quad(largest);
+            const uint32_t mine = exchange.base + kBlockAbsmax + turn * kRowTile * 4;
+            if (t == 0) ptx::red_shared_max_u32(mine + slot * 4, __float_as_uint(largest));
+            if (Cut::kLoops && warp == 0 && lane < kRowTile && iteration > 0) {  // all are done with the turn before
+                ptx::st_shared_b32(exchange.base + kBlockAbsmax + (turn ^ 1) * kRowTile * 4 + lane * 4, 0);
+            }
+        }
+        __syncthreads();
+        if constexpr (grid != Grid::kGroups16) {
+            if (warp * (kWarp / 4) < plan.cluster) {
+                const int to = threadIdx.x / 4;
+                const auto* mine = reinterpret_cast<const float4*>(in_shared(kBlockAbsmax + turn * kRowTile * 4));
+                const int place = (turn * plan.cluster + exchange.rank) * kRowTile * 4 + t * 16;
+                if (to < plan.cluster) exchange.send(to, Message::kAbsmax, turn, plan.places.absmax + place, mine[t]);
+            }
+        }
+
+        if (tiles > 0) {
+            if (iteration == 0) ptx::mbarrier_wait(exchange.base + kBarriers, 0);
+            const uint32_t down = exchange.base + plan.places.down + run * kSteps * tiles * kFragmentBytes + lane * 16;
+            float4* const partial = reinterpret_cast<float4*>(in_shared(plan.places.partial)) + lane;
+#pragma unroll 1
+            for (int tile = 0; tile < tiles; ++tile) {
+                float sum[4];
+                multiply_down<T>(v, down + tile * kFragmentBytes, tiles * kFragmentBytes, count, sum);
+                partial[run * units + tile * kTileUnits + half * kWarp] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (int task = warp; task < plan.nodes * tiles * 2; task += warps) {
+                int node = 0, begin = task * kWarp;
+                for (; begin >= units; begin -= units) ++node;
+                const float4* const from = partial + node * plan.node_runs * units + begin;
+                const float4 sum = sum_in_tree(plan.node_runs, [&](int i) { return from[i * units]; });
+                const int unit = begin + lane, to = unit >> plan.share_shift;
+                const int slot_of_sum = (turn * plan.all_nodes + exchange.rank * plan.nodes + node) * plan.share +
+                                        (unit & (plan.share - 1));
+                exchange.send(to, Message::kSums, turn, plan.places.sums + slot_of_sum * 16, sum);
+            }
+        }
+
+        const Place here;
+        if constexpr (grid != Grid::kGroups16) {
+            exchange.wait(Message::kAbsmax, iteration, bytes, further(2));
+            largest = 0.0f;
+            const float* all = in_shared(plan.places.absmax) + turn * plan.cluster * kRowTile + here.slot;
+#pragma unroll 1
+            for (int i = here.t; i < plan.cluster; i += 4) largest = ptx::max_nan(largest, all[i * kRowTile]);
+            largest = max_over_quad(largest);
+        }
+        if (blockIdx.y == 0) {
+            const int first_group = exchange.rank * plan.groups + here.run * kSteps;
+            const int64_t here_row = static_cast<int64_t>(row_tile) * kRowTile + here.token;
+            const WgmmaOutput output{p, static_cast<int64_t>(plan.row_tiles) * kRowTile};
+            const TokenScale<grid> of_token(plan.scales, largest);
+            const GroupScale mine = group_scale(plan.scales, of_token, of_mine);
+            if (grid != Grid::kGroups16 && first_group == 0 && here.t == 0) {
+                output.store_token_scale(here_row, of_token.stored());
+            }
+            uint8_t* const codes_of_row = output.codes_of(row_tile, here.slot, first_group);
+            const uint32_t offset = WgmmaOutput::offset_of(here.slot, first_group, here.t);
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) {
+                uint2 codes[2];
+                float inverse = mine.inverse;
+                uint32_t whole = mine.whole;
+                if (kSteps > 1 && grid != Grid::kTokens8) {
+                    inverse = __shfl_sync(0xffffffffu, inverse, here.quad * 4 + i);
+                    whole = __shfl_sync(0xffffffffu, whole, here.quad * 4 + i);
+                }
+                encode_group<grid>(inverse, whole, v[i], codes);
+                if (first_group + i >= (groups + 1) / 2 * 2) continue;
+                uint8_t* const line = codes_of_row + i / 2 * output.step_of_pairs();
+                *reinterpret_cast<uint2*>(line + (offset ^ i % 2 * 64)) = codes[0];
+                *reinterpret_cast<uint2*>(line + (offset ^ i % 2 * 64 ^ 32)) = codes[1];
+                if (grid == Grid::kGroups16 && here.t == i) {
+                    output.store_group_scale(here_row, first_group + i, mine.stored);
+                }
+            }
+        }
+
+        if (tiles > 0) {
+#pragma unroll 1
+            for (int begin = here.warp * kWarp; begin < my_units(); begin += warps * kWarp) {
+                if (begin == here.warp * kWarp) exchange.wait(Message::kSums, iteration, bytes, further(2));
+                const int unit = exchange.rank * plan.share + begin + lane;
+                const bool there = begin + lane < my_units();
+                const auto* const from = reinterpret_cast<const float4*>(in_shared(plan.places.sums)) +
+                                         turn * plan.all_nodes * plan.share + (there ? begin + lane : 0);
+                float total[4] = {};
+#pragma unroll 1
+                for (int node = 0; node < plan.all_nodes; node += plan.entry_nodes) {
+                    const float4 sum = sum_in_tree(min(plan.entry_nodes, plan.all_nodes - node),
+                                                   [&](int i) { return from[(node + i) * plan.share]; });
+                    add(total, {sum.x, sum.y, sum.z, sum.w});
+                }
+                const WgmmaOutput output{p, static_cast<int64_t>(plan.row_tiles) * kRowTile};
+                output.template store_lora<T>(row_tile, first_tile * kTileUnits + unit, there, total);
+            }
+        }
+        row_tile += clusters;
+        ++iteration;
+    } while (further(0));
 }
-
-template <class Cut>
-constexpr int shared_bytes(int groups, bool low_rank) {
-    const int64_t entries = ceil_div(groups, Cut::kEntryGroups) + Cut::kEntries;
-    const int64_t sums = low_rank ? entries * Cut::kTiles * Cut::kTokens * kRowTile : 0;
-    return static_cast<int>((round_up(groups * Cut::kTokens, 4) + sums) * sizeof(float));
-}
-
-template <class T, class Cut>
-Status launch(const QuantizeLoraDownParams& p, int warps, cudaStream_t stream) {
-    const Grid grid = p.act_bits == 8 ? Grid::kTokens8 : p.integer_scales ? Grid::kGroupsInteger : Grid::kGroups16;
-    const double span = grid == Grid::kTokens8 ? 127 : grid == Grid::kGroupsInteger ? 7 * kIntegerScaleMax : 7;
-    const Scales scales{grid, static_cast<float>(p.clip / span), static_cast<float>(p.clip / 7)};
-    constexpr auto kernel = quantize_lora_down_kernel<T, Cut>;
-    if (const Status status = allow_shared_memory<kernel>(kMostShared); status != Status::kOk) return status;
-    const int bytes = shared_bytes<Cut>(p.cols / kGroup, p.rank > 0);
-    const dim3 blocks(static_cast<unsigned>(round_up(p.rows, kRowTile) / Cut::kTokens),
-                      p.rank > 0 ? static_cast<unsigned>(ceil_div(p.rank / kRowTile, Cut::kTiles)) : 1);
-    return launch_early(kernel, blocks, warps * kWarp, bytes, stream, p, scales);
-}
-
-// Kernels compiled. Blocks with more rows read proj_down less often, those with fewer spread few rows.
-using Many = Cut<8, 4, 1, false>;
-using ManyShort = Cut<8, 2, 1, false>;
-using Some = Cut<4, 1, 1, false>;
-using SomeLong = Cut<4, 4, 1, false>;
-using Few = Cut<1, 1, 1, false>;
-using FewLong = Cut<1, 4, 1, false>;
-using Reload = Cut<8, 8, 1, true>;
-using ManyWide = Cut<8, 2, 4, false>;
-using SomeWide = Cut<4, 1, 4, false>;
-using FewWide = Cut<1, 1, 4, false>;
-using ReloadWide = Cut<8, 8, 4, true>;
-
-template <class Cut>
-constexpr int warps_for(int groups) {
-    return static_cast<int>(ceil_div(ceil_div(groups, Cut::kStepGroups), Cut::kSteps));
-}
-
-template <class T>
-Status launch_rank(const QuantizeLoraDownParams& p, cudaStream_t stream) {
-    const int groups = p.cols / kGroup;
-    if (groups > kMaxGroups) return Status::kBadShape;
-    const int64_t rows = round_up(p.rows, kRowTile);
-    const auto run = [&](auto cut) {
-        using Cut = decltype(cut);
-        const int warps = Cut::kReload ? 8 : warps_for<Cut>(groups);
-        return launch<T, Cut>(p, warps, stream);
-    };
-    const auto fits = [&](auto cut) { return warps_for<decltype(cut)>(groups) <= decltype(cut)::kMaxWarps; };
-    const bool wide = p.rank > kRowTile;
-    if (rows <= 128) {
-        if (wide && fits(FewWide{})) return run(FewWide{});
-        if (!wide && fits(Few{})) return run(Few{});
-        if (!wide && fits(FewLong{})) return run(FewLong{});
-    } else if (rows <= 1024) {
-        if (wide && fits(SomeWide{})) return run(SomeWide{});
-        if (!wide && fits(Some{})) return run(Some{});
-        if (!wide && fits(SomeLong{})) return run(SomeLong{});
-    }
-    if (wide) return fits(ManyWide{}) ? run(ManyWide{}) : run(ReloadWide{});
-    if (fits(ManyShort{}) && groups <= 16) return run(ManyShort{});
-    return fits(Many{}) ? run(Many{}) : run(Reload{});
-}
-
-template <class T>
-struct Kernels {
-    template <class Cut>
-    static Registration entry() {
-        return registered<quantize_lora_down_kernel<T, Cut>>(Cut::kMaxWarps * kWarp, shared_bytes<Cut>(16, true));
-    }
-    Registration kernels[11] = {entry<Many>(),     entry<ManyShort>(), entry<Some>(),      entry<SomeLong>(),
-                                entry<Few>(),      entry<FewLong>(),   entry<Reload>(),    entry<ManyWide>(),
-                                entry<SomeWide>(), entry<FewWide>(),   entry<ReloadWide>()};
-};
 
 }  // namespace omniw4::quantize::sm90a

@@ -5,11 +5,15 @@
 namespace emulator {
 
 Block block;
+Cluster cluster;
 
 namespace {
 
 constexpr size_t kStackBytes = 96 * 1024;
+constexpr size_t kBlockBytes = 256 * 1024;
+constexpr int kMaxCluster = 16;
 constexpr int kIdleRounds = 4;  // without progress, and nothing on its way: nobody can go on
+ucontext_t scheduler;
 
 void enter() {
     block.kernel();
@@ -19,7 +23,7 @@ void enter() {
 }
 
 // Shared memory holds NaN, and large integers, before a block writes it.
-void begin_block(int threads, std::vector<std::vector<char>>& stacks) {
+void begin_block(int threads, std::vector<char>* stacks) {
     for (int i = 0; i < kSharedBytes; i += 4) {
         const uint32_t poison = 0x7fc07fc0u + random_number() % 7;
         std::memcpy(block.shared + i, &poison, 4);
@@ -27,8 +31,12 @@ void begin_block(int threads, std::vector<std::vector<char>>& stacks) {
     block.warps.assign((threads + 31) / 32, Warp{});
     block.warpgroups.clear();
     block.warpgroups.resize((threads + 127) / 128);
-    for (Meeting& barrier : block.barriers) barrier = Meeting{};
+    block.barriers.assign(16, Meeting{});
     block.mbarriers.clear();
+    block.copies.clear();
+    block.left = threads;
+    block.asleep = 0;
+    block.late_copies = random_number() % 2 == 0;
     block.threads.assign(threads, Thread{});
     for (int i = 0; i < threads; ++i) {
         Thread& thread = block.threads[i];
@@ -51,34 +59,54 @@ void complete_copies() {
     }
 }
 
-// Threads take turns. Now and then some warps sleep for a while, and in half of
-// the blocks copies wait until nobody can go on, so that others run as far
-// ahead as they may.
-void run_block(int threads) {
-    int left = threads, idle = 0;
-    int64_t seen = -1;
-    uint32_t asleep = 0;
-    const bool late_copies = random_number() % 2 == 0;
-    while (left > 0) {
-        if (random_number() % 8 == 0) asleep = random_number() % 2 == 0 ? 0 : random_number() & random_number();
-        const int first = static_cast<int>(random_number() % threads);
-        for (int i = 0; i < threads; ++i) {
-            block.current = (first + i) % threads;
-            Thread& thread = block.threads[block.current];
-            if (thread.done || asleep >> block.current / 32 & 1) continue;
-            swapcontext(&block.scheduler, &thread.context);
-            left -= thread.done;
-        }
-        const bool stuck = block.progress == seen;
-        if (!late_copies || (stuck && asleep == 0)) complete_copies();
-        idle = stuck && asleep == 0 && block.progress == seen ? idle + 1 : 0;
-        if (idle == kIdleRounds) fail("threads wait for ever");
-        if (stuck) asleep = 0;
-        seen = block.progress;
+void change_places(int rank) {
+    std::swap(block, cluster.blocks[rank]);
+    cluster.current = rank;
+}
+
+// One turn for every thread of the block. Now and then some warps sleep for a while, and in half of the blocks copies wait
+// until nobody can go on, so that others run as far ahead as they may. `stuck`: nobody went on in the round before.
+void run_round(bool stuck) {
+    const int threads = static_cast<int>(block.threads.size());
+    if (stuck) block.asleep = 0;
+    if (random_number() % 8 == 0) block.asleep = random_number() % 2 == 0 ? 0 : random_number() & random_number();
+    const int first = static_cast<int>(random_number() % threads);
+    for (int i = 0; i < threads; ++i) {
+        block.current = (first + i) % threads;
+        Thread& thread = block.threads[block.current];
+        if (thread.done || block.asleep >> block.current / 32 & 1) continue;
+        swapcontext(&scheduler, &thread.context);
+        block.left -= thread.done;
     }
-    if (!block.copies.empty()) fail("copies were under way when the block ended");
-    for (const auto& [address, barrier] : block.mbarriers) {
-        if (barrier.bytes != 0) fail("a barrier waits for bytes that nobody copies");
+    if (!block.late_copies || block.left == 0 || (stuck && block.asleep == 0)) complete_copies();
+}
+
+void run_cluster() {
+    const int blocks = static_cast<int>(cluster.blocks.size());
+    int64_t seen = -1;
+    int idle = 0;
+    bool stuck = false;
+    for (int left = 1; left > 0;) {
+        int64_t progress = 0;
+        bool asleep = false;
+        left = 0;
+        for (int rank = 0; rank < blocks; ++rank) {
+            change_places(rank);
+            run_round(stuck);
+            left += block.left + static_cast<int>(block.copies.size());
+            progress += block.progress;
+            asleep = asleep || block.asleep != 0;
+            change_places(rank);
+        }
+        stuck = progress == seen;
+        idle = stuck && !asleep ? idle + 1 : 0;
+        if (idle == kIdleRounds) fail("threads wait for ever");
+        seen = progress;
+    }
+    for (const Block& one : cluster.blocks) {
+        for (const auto& [address, barrier] : one.mbarriers) {
+            if (barrier.bytes != 0) fail("a barrier waits for bytes that nobody copies");
+        }
     }
 }
 
@@ -90,33 +118,44 @@ void fail(const char* what) {
 }
 
 void yield() {
-    swapcontext(&block.threads[block.current].context, &block.scheduler);
+    swapcontext(&block.threads[block.current].context, &scheduler);
 }
 
 uint32_t random_number() {
-    block.random ^= block.random << 13;
-    block.random ^= block.random >> 17;
-    block.random ^= block.random << 5;
-    return block.random;
+    static uint32_t state = 1;
+    state ^= state << 13;
+    state ^= state >> 17;
+    state ^= state << 5;
+    return state;
 }
 
-void run(Dim grid, int threads, Work kernel) {
-    if (block.shared == nullptr) {
-        void* memory =
-            mmap(nullptr, 256 * 1024, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
-        if (memory == MAP_FAILED) fail("no memory below 4 GiB");
-        block.shared = static_cast<uint8_t*>(memory);
+void run(Dim grid, int threads, Work kernel, int blocks_of_cluster) {
+    static uint8_t* memory = nullptr;
+    if (memory == nullptr) {
+        void* found = mmap(nullptr, kMaxCluster * kBlockBytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+        if (found == MAP_FAILED) fail("no memory below 4 GiB");
+        memory = static_cast<uint8_t*>(found);
     }
+    if (blocks_of_cluster > kMaxCluster || grid.x % blocks_of_cluster != 0) fail("no such cluster");
     static std::vector<std::vector<char>> stacks;
-    while (static_cast<int>(stacks.size()) < threads) stacks.emplace_back(kStackBytes);
-    block.kernel = std::move(kernel);
-    block.grid = grid;
-    block.dim = {static_cast<unsigned>(threads), 1, 1};
+    while (static_cast<int>(stacks.size()) < threads * blocks_of_cluster) stacks.emplace_back(kStackBytes);
+    cluster.blocks.resize(blocks_of_cluster);
     for (unsigned y = 0; y < grid.y; ++y) {
-        for (unsigned x = 0; x < grid.x; ++x) {
-            block.index = {x, y, 0};
-            begin_block(threads, stacks);
-            run_block(threads);
+        for (unsigned x = 0; x < grid.x; x += blocks_of_cluster) {
+            cluster.barrier = Meeting{};
+            for (int rank = 0; rank < blocks_of_cluster; ++rank) {
+                change_places(rank);
+                block.kernel = kernel;
+                block.grid = grid;
+                block.dim = {static_cast<unsigned>(threads), 1, 1};
+                block.index = {x + rank, y, 0};
+                block.rank = rank;
+                block.shared = memory + rank * kBlockBytes;
+                begin_block(threads, &stacks[static_cast<size_t>(rank) * threads]);
+                change_places(rank);
+            }
+            run_cluster();
         }
     }
 }

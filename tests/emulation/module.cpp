@@ -49,8 +49,8 @@ Status run_grid(const QuantizeLoraDownParams& p) {
 
 int run_quantize(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, uintptr_t inv_smooth, uintptr_t proj_down,
                  uintptr_t qact, uintptr_t a_scales, uintptr_t lora_act, int64_t rows, int cols, int rank, int act_bits,
-                 double clip, bool rotate, bool integer_scales, float eps,
-                 int cut, bool weights_ready, bool bfloat16, int on_multiprocessors) {
+                 double clip, bool rotate, bool integer_scales, float eps, int cut, bool weights_ready, bool bfloat16,
+                 int on_multiprocessors) {
     QuantizeLoraDownParams p{};
     p.x = pointer<void>(x);
     p.inv_rms = pointer<float>(inv_rms);

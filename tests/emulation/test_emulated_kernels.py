@@ -1,5 +1,5 @@
-"""The kernels of family wgmma_s8 on a CPU, instructions emulated: codes and sums as the references have them, every
-tile and every cut of the quantizer, and no thread that waits for ever. What only a GPU shows is in tests/kernels."""
+"""The GEMM of family wgmma_s8 on a CPU, instructions emulated: sums as the references have them, every tile, and no
+thread that waits for ever. What only a GPU shows is in tests/kernels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from omniw4 import int4, ops
-from omniw4.ops.layouts import activation_shapes, lora_act_shape
 from omniw4.repack import wgmma_s8
 from omniw4.tensors import LinearSpec, QuantizedLinear
 from problems import assert_same, relative_error
@@ -31,114 +29,6 @@ def emulated() -> ModuleType:
 
 def address(x: torch.Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
-
-
-def quantize(
-    x: torch.Tensor,
-    down: torch.Tensor | None = None,
-    *,
-    bits: int = 4,
-    scale_type: str = "integer",
-    inv_rms: torch.Tensor | None = None,
-    norm: torch.Tensor | None = None,
-    inv_smooth: torch.Tensor | None = None,
-    rotate: bool = True,
-    cut: int = 0,
-    weights_ready: bool = False,
-    clip: float = 0.95,
-    multiprocessors: int = 132,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """qact, a_scales and lora_act as the kernel leaves them, over memory full of other things."""
-    m, k = x.shape
-    packed = None if down is None else wgmma_s8.pack_proj_down(F.pad(down, (0, -down.shape[1] % 16)))
-    rank = 0 if packed is None else packed.shape[1] * 16
-    shapes = activation_shapes(wgmma_s8.LAYOUT, m, k, bits, x.dtype, scale_type)
-    qact, a_scales = torch.full(shapes.qact, 99, dtype=torch.int8), torch.full(shapes.a_scales, float("nan"))
-    lora_act = torch.full(lora_act_shape(wgmma_s8.LAYOUT, m, rank, x.dtype)[0], float("nan"), dtype=x.dtype)
-    status = emulated().quantize(
-        address(x), address(inv_rms), address(norm), address(inv_smooth), address(packed), address(qact),
-        address(a_scales), address(lora_act), m, k, rank, bits, clip, rotate, scale_type == "integer" and bits == 4, 1e-6,
-        cut, weights_ready, x.dtype == torch.bfloat16, multiprocessors,
-    )  # fmt: skip
-    assert status == 0
-    return qact, a_scales, lora_act
-
-
-def wanted_codes(
-    x: torch.Tensor, bits: int, scale_type: str, inv_smooth: torch.Tensor | None, *norm: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    options = (x, None, inv_smooth, *(norm or (None, None)), "hadamard64", bits, 0.95, scale_type)
-    codes, scales, _, outer = ops.quantize_lora_down_ref(*options)  # type: ignore[arg-type]
-    if bits == 8:
-        return wgmma_s8.pack_activations(codes, scales, 8)
-    codes = int4.unpack_nibbles(codes)
-    if scale_type == "float16":
-        return wgmma_s8.pack_activations(codes, scales, 4)
-    return wgmma_s8.pack_activations(int4.widen(codes, scales), outer[:, None], 8)
-
-
-def inputs(m: int, k: int, rank: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    g = torch.Generator().manual_seed(m + k + rank)
-    x = torch.randn(m, k, generator=g)
-    x[:, k // 3] *= 20
-    if m > 2:
-        x[1], x[2, :64] = 0, 0
-    return x.half(), (torch.randn(k, rank, generator=g) * k**-0.5).half() if rank else None
-
-
-# Rows and columns by which launch_rank takes each cut: few rows, some, many; short rows, long ones, rows read twice
-CUTS = [
-    (1, 64, 0), (5, 192, 16), (17, 1024, 16), (3, 6144, 16), (20, 704, 40), (130, 320, 16), (131, 2304, 16),
-    (140, 576, 33), (1030, 128, 16), (1025, 1088, 0), (1025, 128, 32), (130, 8256, 0), (130, 2112, 20),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("m", "k", "rank"), CUTS)
-def test_the_quantizer_writes_what_the_reference_does(m: int, k: int, rank: int) -> None:
-    x, down = inputs(m, k, rank)
-    qact, a_scales, lora_act = quantize(x, down)
-    codes, scales = wanted_codes(x, 4, "integer", None)
-    assert_same(qact, codes, "qact")
-    assert_same(a_scales, scales, "a_scales")
-    if down is None:
-        return
-    padded = wgmma_s8.unpack_lora_act(lora_act, -(-m // 16) * 16, -(-rank // 16) * 16)
-    assert not padded[m:].any()
-    assert not padded[:, rank:].any()
-    rotated = ops.transform(x, None, None, None, "hadamard64")
-    exact = rotated.double() @ down.double()
-    assert relative_error(padded[:m, :rank], exact) <= 2 * relative_error(rotated.half() @ down, exact)
-    some = slice(max(0, m - 5), m)
-    alone = quantize(x[some].contiguous(), down)[2]
-    assert_same(wgmma_s8.unpack_lora_act(alone, m - some.start, rank), padded[some, :rank], "the last rows alone")
-
-
-@pytest.mark.parametrize(("bits", "scale_type"), [(4, "integer"), (8, "integer"), (4, "float16")])
-def test_every_grid_with_norm_and_smoothing(bits: int, scale_type: str) -> None:
-    for m, k in ((19, 320), (130, 576)) if scale_type == "float16" else ((130, 704),):
-        x, _ = inputs(m, k, 0)
-        g = torch.Generator().manual_seed(k)
-        norm, inv_smooth = (torch.rand(k, generator=g) + 0.5).half(), (torch.rand(k, generator=g) + 0.5).reciprocal()
-        rms = ops.inv_rms_ref(x, 1e-6)
-        found = quantize(x, bits=bits, scale_type=scale_type, inv_rms=rms, norm=norm, inv_smooth=inv_smooth)
-        codes, scales = wanted_codes(x, bits, scale_type, inv_smooth, rms, norm)
-        assert_same(found[0], codes, f"qact at {m}x{k}")
-        assert_same(found[1], scales, f"a_scales at {m}x{k}")
-        inside = quantize(x, bits=bits, scale_type=scale_type, norm=norm, inv_smooth=inv_smooth)
-        differ = (inside[0] != codes).float().mean()
-        assert differ < 2e-3, f"RMS worked out inside: {differ:.2%} of the codes differ"  # its last bit may
-
-
-def test_values_at_the_edges() -> None:
-    x, _ = inputs(16, 192, 0)
-    x[0] = 0
-    x[1, 0], x[2, 70], x[3, 191] = float("nan"), float("inf"), float("-inf")
-    x[4], x[5], x[6] = 65504, 6.1e-5, 6e-8
-    x[9, ::2], x[9, 1::2] = 3.5, -3.5
-    qact, a_scales, _ = quantize(x)
-    codes, scales = wanted_codes(x, 4, "integer", None)
-    assert_same(qact, codes, "qact")
-    assert_same(a_scales, scales, "a_scales")
 
 
 def gemm(

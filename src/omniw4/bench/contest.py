@@ -106,7 +106,7 @@ def _quantizer_row(m: int, k: int, device: torch.device, warmup: int, repetition
 
     def quantize(i: int, weight: torch.Tensor | None) -> Any:
         return ops.quantize_lora_down(
-            x[i], downs[i], None, None, weight, "hadamard64", 4, 0.95, wgmma_s8.LAYOUT, "integer", 1e-6
+            x[i], downs[i], None, None, weight, "hadamard64", 4, 0.95, wgmma_s8.LAYOUT, "integer", 1e-6, True
         )
 
     def time(call: Callable[[int], Any]) -> Timing:
@@ -138,7 +138,7 @@ class _Field:
     def quantize(self, x: torch.Tensor, kind: str, bits: int, low_rank: bool, copy: int) -> Any:
         down = self.packed[kind][copy]["proj_down"] if low_rank else None
         return ops.quantize_lora_down(
-            x, down, None, None, None, "hadamard64", bits, 0.95, wgmma_s8.LAYOUT, kind
+            x, down, None, None, None, "hadamard64", bits, 0.95, wgmma_s8.LAYOUT, kind, 0.0, True
         )  # fmt: skip
 
     def product(self, acts: Any, kind: str, bits: int, low_rank: bool, copy: int) -> torch.Tensor:

@@ -74,6 +74,7 @@ def _quantize_lora_down(
     layout: str,
     scale_type: str = FLOAT16,
     eps: float = 0.0,
+    weights_ready: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     op = "quantize_lora_down"
     arguments = (x, proj_down, inv_smooth, inv_rms, norm_weight, rotation, act_bits, act_clip, scale_type)
@@ -103,7 +104,7 @@ def _quantize_lora_down(
         proj_down=address(down), qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), lora_act=lora_act.data_ptr(),
         rows=tokens, cols=width, row_stride=x.stride(0) if tokens > 1 else width, rank=width_of_branch,
         act_bits=act_bits, clip=act_clip, rotate=rotation == "hadamard64", layout=layout, dtype=NAMES[x.dtype],
-        integer_scales=integer, eps=eps,
+        integer_scales=integer, eps=eps, weights_ready=weights_ready,
     )  # fmt: skip
     whole = width_of_branch == rank or layout == WGMMA_S8
     lora_act = lora_act if whole else lora_act[:, :rank].contiguous()

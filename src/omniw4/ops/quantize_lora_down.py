@@ -24,6 +24,8 @@ Contract
     layout        "canonical", or a kernel family's (omniw4.ops.layouts has the shapes)
     scale_type    "float16" or "integer"
     eps           of the RMS that is worked out here
+    weights_ready no kernel still running writes proj_down, inv_smooth or norm_weight: they may be read before the
+                  kernel ahead is done
     returns       qact, a_scales float16, lora_act [M, R] float32, token_scales [0] float32; with INT4 and integer
                   scales a_scales uint8 and token_scales [M]; in layout wgmma_s8 as omniw4.ops.layouts has it
     ============  =====================================================================================
@@ -178,6 +180,7 @@ def quantize_lora_down(
     layout: str,
     scale_type: str = FLOAT16,
     eps: float = 0.0,
+    weights_ready: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     require_canonical(layout, _OP)
     return quantize_lora_down_ref(
@@ -198,6 +201,7 @@ def _(
     layout: str,
     scale_type: str = FLOAT16,
     eps: float = 0.0,
+    weights_ready: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     tokens, width = x.shape
     shapes = activation_shapes(layout, tokens, width, act_bits, x.dtype, scale_type)

@@ -159,7 +159,7 @@ class PackedProjection:
         spec = self.linear.spec
         qact, a_scales, lora_act, token_scales = ops.quantize_lora_down(
             x, self.linear.proj_down, self.inv_smooth, None, norm_weight, spec.rotation, spec.act_bits,
-            spec.act_clip, self.layout, spec.scale_type, eps,
+            spec.act_clip, self.layout, spec.scale_type, eps, True,
         )  # fmt: skip
         return Acts(qact, a_scales, None if self.linear.proj_up is None else lora_act, token_scales, x.shape[0])
 

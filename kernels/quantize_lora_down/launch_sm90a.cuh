@@ -1,0 +1,171 @@
+// Host side of quantize_lora_down in layout wgmma_s8: which cut, and the launch.
+#pragma once
+
+#include "../common/launch.h"
+#include "../common/launch_pdl.h"
+#include "quantize_lora_down_sm90a.cuh"
+
+#include <algorithm>
+
+namespace omniw4::quantize::sm90a {
+
+constexpr int kMaxGroups = 512;  // of a row
+constexpr int kOfOneGpc = 16;    // multiprocessors, at least, that can hold a cluster together
+
+// Number of a cut, and groups a block owns.
+struct Choice {
+    int cut, groups;
+};
+
+// What the choice needs to know of a cut.
+struct Figures {
+    int steps, registers, max_threads;
+    bool loops;
+};
+
+template <class Cut>
+constexpr Figures figures_of() {
+    return {Cut::kSteps, Cut::kRegisters, Cut::kMaxThreads, Cut::kLoops};
+}
+
+constexpr Figures kFigures[] = {figures_of<One>(), figures_of<Two>(), figures_of<Four>(), figures_of<Many>()};
+enum CutNumber { kOne, kTwo, kFour, kMany, kCuts };
+
+inline int blocks_of(int padded_groups, const Choice& choice) {
+    return static_cast<int>(ceil_div(padded_groups, choice.groups));
+}
+
+inline int threads_of(const Choice& choice) {
+    return choice.groups / kFigures[choice.cut].steps * 2 * kWarp;
+}
+
+// Clusters that run at a time.
+inline int clusters_at_once(int padded_groups, const Choice& choice, int multiprocessors) {
+    constexpr int kRegisters = 65536;
+    const int blocks = std::min(kRegisters / (kFigures[choice.cut].registers * threads_of(choice)), 32);
+    const int gpcs = std::max(1, multiprocessors / kOfOneGpc), in_gpc = std::min(kOfOneGpc, multiprocessors);
+    return std::max(1, gpcs * (in_gpc * blocks / blocks_of(padded_groups, choice)));
+}
+
+// Few rows are spread over as many multiprocessors as there are; otherwise a block has the eight groups of one sum. A
+// warp holds more than one group where that lets all of the rows run at a time, or where K asks for it.
+inline Choice choose(int row_tiles, int padded_groups, int multiprocessors) {
+    for (const int groups : {1, 2, 4, 8}) {
+        const Choice spread{kOne, groups};
+        const int blocks = blocks_of(padded_groups, spread);
+        if (blocks <= kPortableCluster && row_tiles * blocks <= multiprocessors / 2) return spread;
+    }
+    const auto fits = [&](const Choice& choice) { return blocks_of(padded_groups, choice) <= kPortableCluster; };
+    for (const int groups : {8, 16}) {
+        const Choice two{kTwo, groups}, many{kMany, groups};
+        if (!fits(two)) continue;
+        return row_tiles <= 2 * clusters_at_once(padded_groups, two, multiprocessors) ? two : many;
+    }
+    const int groups = static_cast<int>(round_up(ceil_div(padded_groups, kPortableCluster), kTree));
+    return {kFour, std::min(groups, kMostGroups)};
+}
+
+inline Plan plan_for(const QuantizeLoraDownParams& p, Grid grid, const Choice& choice) {
+    constexpr int kBelow16Bits = 30000;  // codes of values below `limit` are
+    const double qmax = grid == Grid::kTokens8 ? 127 : 7;
+    const double span = grid == Grid::kGroupsInteger ? qmax * kIntegerScaleMax : qmax;
+    Plan plan{};
+    plan.scales = {static_cast<float>(p.clip / span), static_cast<float>(p.clip / qmax), 0.0f,
+                   p.rotate ? 0x1p125f : INFINITY};
+    // A code is at most qmax / clip, half as much again where its integer was rounded down; FP16 scales end at 65504.
+    if (2 * qmax / p.clip < kBelow16Bits) {
+        plan.scales.limit = grid == Grid::kGroupsInteger ? 0x1p125f : static_cast<float>(60000 * qmax / p.clip);
+    }
+    const int padded = static_cast<int>(round_up(p.cols / kGroup, 2)), steps = kFigures[choice.cut].steps;
+    const int runs = choice.groups / steps;
+    const int node = std::min(choice.groups & -choice.groups, kTree);
+    plan.row_tiles = static_cast<int>(ceil_div(p.rows, kRowTile));
+    plan.cluster = blocks_of(padded, choice);
+    plan.groups = choice.groups;
+    plan.nodes = choice.groups / node;
+    plan.all_nodes = plan.cluster * plan.nodes;
+    plan.node_runs = node / steps;
+    plan.entry_nodes = kTree / node;
+    const bool rms_inside = p.norm_weight != nullptr && p.inv_rms == nullptr;
+    const int most = choice.cut == kFour ? kMostShared : kMostShared / 2;
+    for (plan.tiles = std::min(p.rank / kRowTile, 4);; --plan.tiles) {
+        const int units = plan.tiles * kTileUnits;
+        plan.share_shift = 3;  // lanes four apart work together
+        while (plan.cluster << plan.share_shift < units) ++plan.share_shift;
+        plan.share = 1 << plan.share_shift;
+        Places& places = plan.places;
+        int end = kVariable;
+        const auto take = [&](int bytes) { return std::exchange(end, end + bytes); };
+        places.absmax = take(2 * plan.cluster * kRowTile * 4);
+        places.staged = take(rms_inside ? plan.groups * kRowTile * 4 : 0);
+        places.squares = take(rms_inside ? 2 * plan.cluster * plan.groups * kRowTile * 4 : 0);
+        places.down = take(plan.groups * plan.tiles * kFragmentBytes);
+        places.norm = take(p.norm_weight != nullptr ? plan.groups * kGroup * 2 : 0);
+        places.smooth = take(p.inv_smooth != nullptr ? plan.groups * kGroup * 4 : 0);
+        places.partial = take(runs * units * 16);
+        places.sums = take(p.rank > 0 ? 2 * plan.all_nodes * plan.share * 16 : 0);
+        places.bytes = end;
+        if (end <= most || plan.tiles <= 1) return plan;
+    }
+}
+
+template <class T, Grid grid, bool kNorm, class Cut>
+Status launch(const QuantizeLoraDownParams& p, const Choice& choice, int multiprocessors, cudaStream_t stream) {
+    constexpr auto kernel = quantize_lora_down_kernel<T, grid, kNorm, Cut>;
+    const Plan plan = plan_for(p, grid, choice);
+    if (plan.places.bytes > kMostShared) return Status::kBadShape;
+    if (const Status status = allow_shared_memory<kernel>(kMostShared); status != Status::kOk) return status;
+    if (plan.cluster > kPortableCluster && !allow_large_clusters(kernel)) return Status::kLaunchFailed;
+    int clusters = plan.row_tiles;
+    if constexpr (Cut::kLoops) {  // as many row tiles to each as to the next
+        const int padded = static_cast<int>(round_up(p.cols / kGroup, 2));
+        const int64_t turns = ceil_div(plan.row_tiles, clusters_at_once(padded, choice, multiprocessors));
+        clusters = static_cast<int>(ceil_div(plan.row_tiles, turns));
+    }
+    const int passes = p.rank > 0 ? static_cast<int>(ceil_div(p.rank / kRowTile, plan.tiles)) : 1;
+    const dim3 blocks(static_cast<unsigned>(clusters * plan.cluster), static_cast<unsigned>(passes));
+    return launch_early_clusters(kernel, blocks, plan.cluster, threads_of(choice), plan.places.bytes, stream, p, plan);
+}
+
+template <class T, Grid grid, class Cut>
+Status launch_cut(const QuantizeLoraDownParams& p, const Choice& choice, int multiprocessors, cudaStream_t stream) {
+    return p.norm_weight != nullptr ? launch<T, grid, true, Cut>(p, choice, multiprocessors, stream)
+                                    : launch<T, grid, false, Cut>(p, choice, multiprocessors, stream);
+}
+
+template <class T, Grid grid>
+Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
+    const int groups = p.cols / kGroup, padded = static_cast<int>(round_up(groups, 2));
+    if (groups > kMaxGroups) return Status::kBadShape;
+    int device = 0, multiprocessors = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        return Status::kLaunchFailed;
+    }
+    const int row_tiles = static_cast<int>(ceil_div(p.rows, kRowTile));
+    const Choice choice = p.cut == 0 ? choose(row_tiles, padded, multiprocessors) : Choice{p.cut / 64 - 1, p.cut % 64};
+    if (choice.cut < 0 || choice.cut >= kCuts || choice.groups <= 0 || choice.groups > kMostGroups ||
+        choice.groups % kFigures[choice.cut].steps != 0 || threads_of(choice) > kFigures[choice.cut].max_threads ||
+        blocks_of(padded, choice) > kMaxCluster) {
+        return Status::kBadShape;
+    }
+    switch (choice.cut) {
+        case kOne: return launch_cut<T, grid, One>(p, choice, multiprocessors, stream);
+        case kTwo: return launch_cut<T, grid, Two>(p, choice, multiprocessors, stream);
+        case kFour: return launch_cut<T, grid, Four>(p, choice, multiprocessors, stream);
+        default: return launch_cut<T, grid, Many>(p, choice, multiprocessors, stream);
+    }
+}
+
+template <class T, Grid grid>
+struct Kernels {
+    template <bool kNorm, class Cut>
+    static Registration entry() {
+        return registered<quantize_lora_down_kernel<T, grid, kNorm, Cut>>(8 / Cut::kSteps * 2 * kWarp, 24 * 1024);
+    }
+    Registration kernels[2 * kCuts] = {entry<false, One>(),  entry<true, One>(),   entry<false, Two>(),
+                                       entry<true, Two>(),   entry<false, Four>(), entry<true, Four>(),
+                                       entry<false, Many>(), entry<true, Many>()};
+};
+
+}  // namespace omniw4::quantize::sm90a
