@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     using W = Warp<T, Tile, Scales>;
     constexpr int kStageBytes = Stage<Tile, Scales>::kBytes;
     const Block<Tile, Scales> block(p);
+    const Copies<Tile, Scales> copies(block);
     const W warp;
     const uint32_t base = ptx::shared_address(shared);
     const int steps = static_cast<int>(ceil_div(block.groups, kStageGroups));
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     typename W::template Fragments<typename W::Sum> sums = {};
 #pragma unroll 1
     for (int step = 0; step < Tile::kStages - 1; ++step) {
-        if (step < steps) block.fetch(base + step * kStageBytes, step);
+        if (step < steps) copies.start(base + step * kStageBytes, step);
         ptx::cp_async_commit();
     }
     int current = 0, next = Tile::kStages - 1;  // stages: of this step's data, and of the data to come
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         ptx::cp_async_wait<Tile::kStages - 2>();
         __syncthreads();  // this step's data is there for all, and the stage of the step before is free
         const int ahead = step + Tile::kStages - 1;
-        if (ahead < steps) block.fetch(base + next * kStageBytes, ahead);
+        if (ahead < steps) copies.start(base + next * kStageBytes, ahead);
         ptx::cp_async_commit();
         const uint8_t* stage = shared + current * kStageBytes;
 #pragma unroll

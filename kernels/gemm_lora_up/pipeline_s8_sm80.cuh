@@ -16,21 +16,18 @@ constexpr int kFeatureBlock = 64;                        // output features a bl
 constexpr int kBlockCodes = kFeatureBlock * kGroup / 2;  // bytes of its codes
 constexpr int kRowBytes = kGroup * kStageGroups;         // of a token in a stage
 
-// The kinds of scales. kFetchUnroll: how often loops of copies are unrolled; more takes more registers than there are.
+// The kinds of scales.
 struct Integer {  // m, a byte a group, folded into the weights; FP32 of the row and of the token after the last group
     static constexpr int kWScaleBytes = 1, kAScaleBytes = 0;
     static constexpr bool kInteger = true, kTokenScale = true;
-    static constexpr int kFetchUnroll = 4;
 };
 struct Groups {  // FP16 a group of weights, FP32 (of an FP16) a group of activations
     static constexpr int kWScaleBytes = 2, kAScaleBytes = 4;
     static constexpr bool kInteger = false, kTokenScale = false;
-    static constexpr int kFetchUnroll = 2;
 };
 struct Tokens {  // FP16 a group of weights; FP32 of the token after the last group
     static constexpr int kWScaleBytes = 2, kAScaleBytes = 0;
     static constexpr bool kInteger = false, kTokenScale = true;
-    static constexpr int kFetchUnroll = 2;
 };
 
 // Shared memory of one pipeline stage, in bytes.
@@ -46,59 +43,115 @@ struct Stage {
     static_assert(kTokens % 128 == 0 && kBytes % 128 == 0);
 };
 
-// One block's tile of the output and the memory it reads.
+// One block's tile of the output.
 template <class Tile, class Scales>
 struct Block {
-    using S = Stage<Tile, Scales>;
     const GemmLoraUpParams& p;
-    int groups, feature_blocks;
+    int groups;
     int64_t first_token;
     int first_feature;
 
     __device__ __forceinline__ explicit Block(const GemmLoraUpParams& params)
         : p(params),
           groups(params.in_features / kGroup),
-          feature_blocks(static_cast<int>(ceil_div(params.out_features, kFeatureBlock))),
           first_token(static_cast<int64_t>(blockIdx.x) * Tile::kTokens),
           first_feature(static_cast<int>(blockIdx.y) * Tile::kFeatures) {}
+};
 
-    // Chunks of 16 bytes of blocks [features / 64][groups], `chunks` of them each.
-    template <int chunks>
-    __device__ __forceinline__ void fetch_blocks(uint32_t to, const void* from, int group) const {
-#pragma unroll(Scales::kFetchUnroll)
-        for (int i = threadIdx.x; i < S::kBlocks * kStageGroups * chunks; i += Tile::kThreads) {
-            const int block = first_feature / kFeatureBlock + i / (kStageGroups * chunks);
-            const int within = i % (kStageGroups * chunks);
-            const bool valid = block < feature_blocks && group + within / chunks < groups;
-            const int64_t index = valid ? (static_cast<int64_t>(block) * groups + group) * chunks + within : 0;
-            ptx::cp_async_16(to + i * 16, static_cast<const uint4*>(from) + index, valid);
+// A thread's copies into a stage. What lies past M or N is copied from the last row or block that there is, and its
+// products are not stored; what lies past K becomes zero. So a stage differs from the one before by an offset alone.
+template <class Tile, class Scales>
+class Copies {
+    using S = Stage<Tile, Scales>;
+    static constexpr int kThreads = Tile::kThreads, kGroupChunks = kBlockCodes / 16, kRowChunks = kRowBytes / 16;
+    static constexpr int kCodePasses = S::kBlocks * kStageGroups * kGroupChunks / kThreads;
+    static constexpr int kTokenPasses = (Tile::kTokens * kRowChunks + kThreads - 1) / kThreads;
+    static constexpr int kScaleChunks = S::kBlockScales / 16, kWScaleCopies = S::kBlocks * kStageGroups * kScaleChunks;
+    static constexpr int kTokenFours = Tile::kTokens / 4, kAScaleCopies = kStageGroups * kTokenFours;
+    static_assert(kCodePasses * kThreads == S::kBlocks * kStageGroups * kGroupChunks);
+    static_assert(kThreads % kGroupChunks == 0 && kThreads % (8 * kRowChunks) == 0);
+    static_assert(kWScaleCopies <= kThreads && kAScaleCopies <= kThreads);
+
+    int groups_;
+    const uint8_t *codes_, *tokens_, *w_scales_;  // of this block, step 0
+    int code_offset_[kCodePasses], token_offset_[kTokenPasses], w_scale_offset_;
+    int64_t a_scale_step_ = 0;
+    const float* a_scale_ = nullptr;
+
+    // Bytes that group `group` of a step has: none past K.
+    __device__ __forceinline__ uint32_t bytes(int step, int group) const {
+        return step * kStageGroups + group < groups_ ? 16 : 0;
+    }
+
+    // Group and feature block of the chunk that this thread copies in a pass.
+    static __device__ __forceinline__ int code_group(int pass) {
+        constexpr int kGroups = kThreads / kGroupChunks;  // that a pass copies
+        return (kGroups == 1 ? pass : static_cast<int>(threadIdx.x) / kGroupChunks) % kStageGroups;
+    }
+    static __device__ __forceinline__ int code_block(int pass) {
+        constexpr int kGroups = kThreads / kGroupChunks;
+        return (kGroups == 1 ? pass : pass * kGroups + static_cast<int>(threadIdx.x) / kGroupChunks) / kStageGroups;
+    }
+
+  public:
+    __device__ __forceinline__ explicit Copies(const Block<Tile, Scales>& block) : groups_(block.groups) {
+        const GemmLoraUpParams& p = block.p;
+        const int thread = static_cast<int>(threadIdx.x);
+        const int first_block = block.first_feature / kFeatureBlock;
+        const int last_block = (p.out_features - 1) / kFeatureBlock - first_block;
+        codes_ = static_cast<const uint8_t*>(p.qweight) + static_cast<int64_t>(first_block) * groups_ * kBlockCodes;
+#pragma unroll
+        for (int pass = 0; pass < kCodePasses; ++pass) {
+            const int group = min(code_block(pass), last_block) * groups_ + code_group(pass);
+            code_offset_[pass] = group * kBlockCodes + thread % kGroupChunks * 16;
+        }
+        tokens_ = static_cast<const uint8_t*>(p.qact) + block.first_token * p.in_features;
+        const int last_token = static_cast<int>(min(p.rows - block.first_token, int64_t{Tile::kTokens})) - 1;
+#pragma unroll
+        for (int pass = 0; pass < kTokenPasses; ++pass) {
+            const int token = min((thread + pass * kThreads) / kRowChunks, last_token);
+            token_offset_[pass] = token * p.in_features + thread % kRowChunks * 16;
+        }
+        w_scales_ =
+            static_cast<const uint8_t*>(p.w_scales) + static_cast<int64_t>(first_block) * groups_ * S::kBlockScales;
+        const int chunk = thread % (kStageGroups * kScaleChunks);
+        w_scale_offset_ =
+            min(thread / (kStageGroups * kScaleChunks), last_block) * groups_ * S::kBlockScales + chunk * 16;
+        if constexpr (Scales::kAScaleBytes > 0) {
+            const int64_t padded = round_up(p.rows, kRowTile);
+            const int64_t token = min(block.first_token + thread % kTokenFours * 4, padded - 4);
+            a_scale_step_ = padded * kStageGroups;
+            a_scale_ = static_cast<const float*>(p.a_scales) + thread / kTokenFours * padded + token;
         }
     }
 
-    // Starts the copies of groups step * kStageGroups onwards; what lies past M, N or K becomes zero.
-    __device__ __forceinline__ void fetch(uint32_t stage, int step) const {
-        const int group = step * kStageGroups;
-        fetch_blocks<kBlockCodes / 16>(stage + S::kCodes, p.qweight, group);
-        constexpr int kChunks = kRowBytes / 16;
-#pragma unroll(Scales::kFetchUnroll)
-        for (int i = threadIdx.x; i < Tile::kTokens * kChunks; i += Tile::kThreads) {
-            const int row = i / kChunks, chunk = i % kChunks;
-            const int64_t token = first_token + row;
-            const bool valid = token < p.rows && group + chunk / (kGroup / 16) < groups;
-            const int64_t offset = valid ? token * p.in_features + group * kGroup + chunk * 16 : 0;
-            ptx::cp_async_16(stage + S::kTokens + row * kRowBytes + (chunk ^ row % 8) * 16,
-                             static_cast<const int8_t*>(p.qact) + offset, valid);
+    // Starts the copies of groups step * kStageGroups onwards.
+    __device__ __forceinline__ void start(uint32_t stage, int step) const {
+        const int thread = static_cast<int>(threadIdx.x);
+        const uint8_t* codes = codes_ + static_cast<int64_t>(step) * (kStageGroups * kBlockCodes);
+#pragma unroll
+        for (int pass = 0; pass < kCodePasses; ++pass) {
+            const uint32_t to = stage + S::kCodes + (thread + pass * kThreads) * 16;
+            ptx::cp_async_16(to, codes + code_offset_[pass], bytes(step, code_group(pass)));
         }
-        fetch_blocks<S::kBlockScales / 16>(stage + S::kWScales, p.w_scales, group);
+        const uint8_t* tokens = tokens_ + static_cast<int64_t>(step) * kRowBytes;
+        const int row = thread / kRowChunks, chunk = thread % kRowChunks;
+        const uint32_t row_bytes = bytes(step, chunk / (kGroup / 16));
+        const uint32_t row_address = stage + S::kTokens + row * kRowBytes + (chunk ^ row % 8) * 16;
+#pragma unroll
+        for (int pass = 0; pass < kTokenPasses; ++pass) {
+            if (Tile::kTokens * kRowChunks < kThreads && thread >= Tile::kTokens * kRowChunks) break;
+            ptx::cp_async_16(row_address + pass * kThreads * 16, tokens + token_offset_[pass], row_bytes);
+        }
+        if (thread < kWScaleCopies) {
+            const uint8_t* from = w_scales_ + static_cast<int64_t>(step) * (kStageGroups * S::kBlockScales);
+            const uint32_t present = bytes(step, thread / kScaleChunks % kStageGroups);
+            ptx::cp_async_16(stage + S::kWScales + thread * 16, from + w_scale_offset_, present);
+        }
         if constexpr (Scales::kAScaleBytes > 0) {
-            constexpr int kFours = Tile::kTokens / 4;
-            const int64_t padded = round_up(p.rows, kRowTile);
-            for (int i = threadIdx.x; i < kFours * kStageGroups; i += Tile::kThreads) {
-                const int g = group + i / kFours;
-                const int64_t token = first_token + i % kFours * 4;
-                const bool valid = g < groups && token < padded;
-                const float* source = static_cast<const float*>(p.a_scales) + (valid ? g * padded + token : 0);
-                ptx::cp_async_16(stage + S::kAScales + i * 16, source, valid);
+            if (thread < kAScaleCopies) {
+                ptx::cp_async_16(stage + S::kAScales + thread * 16, a_scale_ + step * a_scale_step_,
+                                 bytes(step, thread / kTokenFours));
             }
         }
     }

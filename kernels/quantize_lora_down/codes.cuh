@@ -1,4 +1,5 @@
-// The kinds of codes that quantize_lora_down writes. kWholeRow: a scale depends on all of its row.
+// The kinds of codes that quantize_lora_down writes. kWholeRow: a scale depends on all of its row. kBlocks: wanted on one
+// multiprocessor where there is no low-rank branch, which bounds the registers; 0 leaves that to the compiler.
 #pragma once
 
 #include "output.cuh"
@@ -15,6 +16,7 @@ struct Factors {
 struct Nibbles {
     static constexpr bool kWholeRow = false;
     static constexpr int kSteps = 7;
+    static constexpr int kBlocks = 0;
 
     template <class T>
     static __device__ __forceinline__ void store(const Output<T>& output, const int64_t (&row)[2], int group,
@@ -39,6 +41,7 @@ struct Nibbles {
 struct GroupBytes {
     static constexpr bool kWholeRow = false;
     static constexpr int kSteps = 7;
+    static constexpr int kBlocks = 0;
 
     template <class T>
     static __device__ __forceinline__ void store(const Output<T>& output, const int64_t (&row)[2], int group,
@@ -61,6 +64,7 @@ struct GroupBytes {
 struct Values {
     static constexpr bool kWholeRow = false;
     static constexpr int kSteps = 7;
+    static constexpr int kBlocks = 0;
 
     template <class T>
     static __device__ __forceinline__ void store(const Output<T>& output, const int64_t (&row)[2], int group,
@@ -75,6 +79,7 @@ struct Values {
 struct TokenBytes {
     static constexpr bool kWholeRow = true;
     static constexpr int kSteps = 127;
+    static constexpr int kBlocks = 0;
 
     struct Row {
         float scale, inverse;
@@ -100,6 +105,7 @@ struct TokenBytes {
 struct IntegerBytes {
     static constexpr bool kWholeRow = true;
     static constexpr int kSteps = 7 * kIntegerScaleMax;
+    static constexpr int kBlocks = 2;
 
     struct Row {
         float scale, inverse;

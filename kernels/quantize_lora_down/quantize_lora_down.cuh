@@ -24,7 +24,7 @@ constexpr int kThreads = kWarps * kWarp;
 constexpr int kTilesAtOnce = 4;  // n16 tiles reduced between two barriers
 
 template <class T, class Codes, int kTiles>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kTiles == 0 ? Codes::kBlocks : 0)
     quantize_lora_down_kernel(const __grid_constant__ QuantizeLoraDownParams p, const Factors factors) {
     // Two staging buffers a warp, later the partial sums of kTilesAtOnce n16 tiles from every warp.
     constexpr int kSharedBytes = kTiles > 0 ? kWarps * 2 * kStageBytes : 16;
