@@ -30,8 +30,9 @@ def quantized(linear: torch.nn.Linear, rank: int = 16) -> QuantizedLinear:
     )
 
 
+@pytest.mark.parametrize("layout", [LAYOUT, "mma_s8"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_one_graph_of_the_whole_backbone(dtype: torch.dtype) -> None:
+def test_one_graph_of_the_whole_backbone(dtype: torch.dtype, layout: str) -> None:
     from transformers import Qwen3Config, Qwen3Model
 
     torch.manual_seed(0)
@@ -46,7 +47,7 @@ def test_one_graph_of_the_whole_backbone(dtype: torch.dtype) -> None:
     swapped = [module for module in model.modules() if isinstance(module, W4A4Linear)]
     assert len(swapped) == 196
     for module in swapped:
-        module.prepare(LAYOUT, dtype=dtype)
+        module.prepare(layout, dtype=dtype)
 
     # Given as a 4-D mask, as OmniVoice does: without one, transformers builds another mask under capture than outside
     # (and torch then takes another attention kernel). Two rows of a batch, the second shorter.
