@@ -21,7 +21,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 HEADER = ROOT / "kernels" / "gemm_lora_up" / "tuning_integer_sm90a.h"
-TOKENS = (1, 16, 32, 64, 128, 192, 256, 384, 512, 704, 1024, 1536, 2048, 4096)
+TOKENS = (1, 16, 32, 64, 128, 192, 256, 384, 512, 704, 768, 1024, 1536, 2048, 4096)
 # N, K of OmniVoice's linears, with q, k, v and gate, up stacked, and of Llama-8B's
 WEIGHTS = (
     (4096, 1024), (2048, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (12288, 4096), (4096, 12288), (4096, 4096),

@@ -206,7 +206,7 @@ struct Consumer {
             if constexpr (!Output::kFetchEarly) output.fetch();
             typename Output::Sums mine;
             share(sums, mine);
-            output.run(ring, mine);
+            output.run(ring, mine, tile + static_cast<int>(gridDim.x) >= problem.tiles());
             while (!ring.between_rounds()) Output::release(ring, ring.next_full());
         }
     }

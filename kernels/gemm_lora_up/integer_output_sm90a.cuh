@@ -151,7 +151,7 @@ struct Output {
         return *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(i * W::kStep) * p.out_features);
     }
 
-    __device__ __forceinline__ void run(Ring<Plan>& ring, const Sums& sums) {
+    __device__ __forceinline__ void run(Ring<Plan>& ring, const Sums& sums, bool last_tile) {
         Accumulators acc;
         int last = ring.next_full();
         scale(ring.stage(last), sums, acc);
@@ -172,11 +172,13 @@ struct Output {
         switch (p.epilogue) {
             case Epilogue::kSwiglu:
                 if (has_units()) store_gated(acc);
+                if (!last_tile) ptx::fence_proxy_async();  // copies write these stages next
                 ptx::bar_sync(1 + row_group(), kGroupThreads);
                 copy_gated();
                 break;
             case Epilogue::kQkNormRope:
                 if (has_units()) store(acc);
+                if (!last_tile) ptx::fence_proxy_async();  // copies write these stages next
                 ptx::bar_sync(kEveryone, kConsumers);
                 if (p.heads.head_dim == 64) copy_heads<64>();
                 if (p.heads.head_dim == 128) copy_heads<128>();
@@ -184,10 +186,10 @@ struct Output {
             case Epilogue::kResidual: add_residual(acc); [[fallthrough]];
             default:
                 if (has_units()) store(acc);
+                if (!last_tile) ptx::fence_proxy_async();  // copies write these stages next
                 ptx::bar_sync(1 + row_group(), kGroupThreads);
                 copy();
         }
-        ptx::fence_proxy_async();  // these stages were written: copies may write them again
 #pragma unroll
         for (int i = 0; i < Plan::kOutStages; ++i) release(ring, at[i]);
     }
@@ -255,29 +257,36 @@ struct Output {
         }
     }
 
-    // Calls f(first unit of two, row block, address for this lane) for ldmatrix and stmatrix of four 8x8 matrices: units
-    // i and i + 1, of each features 0..7 and 8..15. Of a unit alone, twice the same.
+    // Calls f(first unit, second unit, row block, address for this lane) for ldmatrix and stmatrix of four 8x8 matrices:
+    // two units, of each features 0..7 and 8..15. Of a unit alone, twice the same.
     template <class F>
     __device__ __forceinline__ void each_pair(F&& f) const {
         const int row = index() % 8, eight = index() / 8 % 2, second = index() / 16;
 #pragma unroll
         for (int i = 0; i < kUnits; i += 2) {
-            const int unit = first_unit() + i, half = kUnits % 2 == 0 ? second : unit % 2;
-            const uint32_t address = slice_address(unit / 2, row / 2 * 4 + half * 2 + row % 2);
+            const int other = i + 1 < kUnits ? i + 1 : i;
+            int slice = i / 2, half = second;  // where a split begins with a slice, which slice is known when compiling
+            if constexpr (kUnits % 2 == 0) {
+                slice += first_unit() / 2;
+            } else {
+                const int unit = first_unit() + (second == 0 ? i : other);
+                slice = unit / 2;
+                half = unit % 2;
+            }
+            const uint32_t address = slice_address(slice, row / 2 * 4 + half * 2 + row % 2);
 #pragma unroll
             for (int r = 0; r < kRowBlocks; ++r) {
-                f(i, r, address + (first_row() + r * 64 + warp() * 16 + eight * 8) * 2);
+                f(i, other, r, address + (first_row() + r * 64 + warp() * 16 + eight * 8) * 2);
             }
         }
     }
-    static_assert(kUnits % 2 == 0 || kUnits == 1);
 
     __device__ __forceinline__ void store(const Accumulators& acc) const {
-        each_pair([&](int i, int r, uint32_t address) {
+        each_pair([&](int first, int second, int r, uint32_t address) {
             uint32_t d[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const float* pair = &acc[r][4 * (kUnits % 2 == 0 ? i + j / 2 : i) + j % 2 * 2];
+                const float* pair = &acc[r][4 * (j < 2 ? first : second) + j % 2 * 2];
                 d[j] = Scalar<T>::pack(pair[0], pair[1]);
             }
             ptx::stmatrix_x4_trans(address, d);
@@ -304,12 +313,12 @@ struct Output {
         }
         ptx::bar_sync(1 + row_group(), kGroupThreads);
         if (!has_units()) return;
-        each_pair([&](int i, int r, uint32_t address) {
+        each_pair([&](int first, int second, int r, uint32_t address) {
             uint32_t d[4];
             ptx::ldmatrix_x4_trans(d, address);
 #pragma unroll
-            for (int j = 0; j < (kUnits % 2 == 0 ? 4 : 2); ++j) {
-                float* pair = &acc[r][4 * (i + j / 2) + j % 2 * 2];
+            for (int j = 0; j < (second > first ? 4 : 2); ++j) {
+                float* pair = &acc[r][4 * (j < 2 ? first : second) + j % 2 * 2];
                 const float2 addend = Scalar<T>::unpack(d[j]);
                 pair[0] = __fadd_rn(pair[0], addend.x);
                 pair[1] = __fadd_rn(pair[1], addend.y);
@@ -406,7 +415,7 @@ struct Output {
         if constexpr (Tile::kFeatures % kHeadDim == 0) {
             constexpr int kLanes = kHeadDim / 8, kHeads = Tile::kFeatures / kHeadDim;
             constexpr int kItems = kConsumers / kLanes, kStep = kItems / kHeads;  // heads that are taken at once
-            constexpr int kBatch = Tile::kConsumerRegisters < 128 ? 2 : 4;        // cosines and sines take registers
+            constexpr int kBatch = Tile::kConsumerRegisters < 200 ? 2 : 4;        // cosines and sines take registers
             static_assert(kItems % kHeads == 0);
             const int item = thread / kLanes, i = thread % kLanes, token = item / kHeads, left = tokens_left();
             const int column = tile_feature + item % kHeads * kHeadDim + i * 8, head = column / kHeadDim;

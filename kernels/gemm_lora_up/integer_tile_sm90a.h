@@ -37,14 +37,19 @@ using Tile64x16x4 = Tile<1, 1, 16, 1, 4>;
 using Tile64x16x2 = Tile<1, 1, 16, 2, 2>;
 using Tile64x32x4 = Tile<1, 1, 32, 1, 4>;
 using Tile64x32x2 = Tile<1, 1, 32, 2, 2>;
+using Tile64x48x2 = Tile<1, 1, 48, 1, 2>;
 using Tile64x64x2 = Tile<1, 1, 64, 2, 2>;
 using Tile64x96x2 = Tile<1, 1, 96, 1, 2>;
 using Tile64x96 = Tile<1, 1, 96, 2, 1>;
 using Tile128x64x2 = Tile<2, 1, 64, 1, 2>;
+using Tile128x96 = Tile<2, 1, 96, 1, 1>;
 using Tile128x128 = Tile<2, 1, 128, 1, 1>;
 using Tile128x176 = Tile<2, 1, 176, 1, 1>;
+using Tile128x192 = Tile<2, 1, 192, 1, 1>;
+using Tile192x96 = Tile<3, 1, 96, 1, 1>;
 using Tile192x128 = Tile<3, 1, 128, 1, 1>;
 using Tile192x176 = Tile<3, 1, 176, 1, 1>;
+using Tile192x192 = Tile<3, 1, 192, 1, 1>;
 using Tile256x128 = Tile<2, 2, 128, 1, 1>;
 
 enum class TileChoice : int32_t {
@@ -53,16 +58,21 @@ enum class TileChoice : int32_t {
     k64x16x2,
     k64x32x4,
     k64x32x2,
+    k64x48x2,
     k64x64x2,
     k64x96x2,
     k64x96,
     k128x64x2,
+    k128x96,
     k128x128,
     k128x176,
+    k128x192,
+    k192x96,
     k192x128,
     k192x176,
+    k192x192,
     k256x128,
 };
-constexpr int kTileChoices = 13;
+constexpr int kTileChoices = 18;
 
 }  // namespace omniw4::gemm::sm90a::integer

@@ -62,14 +62,6 @@ struct Ring {
         }
         return address;
     }
-    // Leaves `count` stages to others.
-    __device__ __forceinline__ void skip(int count) {
-        stage += count;
-        while (stage >= Plan::kStages) {
-            stage -= Plan::kStages;
-            phase ^= 1;
-        }
-    }
     __device__ __forceinline__ uint32_t next_full() {
         const uint32_t parity = phase, address = next();
         ptx::mbarrier_wait(address + Plan::kFull, parity);

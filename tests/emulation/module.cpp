@@ -40,11 +40,9 @@ T* pointer(uintptr_t address) {
 
 template <class T>
 Status run_grid(const QuantizeLoraDownParams& p) {
-    using omniw4::quantize::sm90a::Grid;
     using namespace omniw4::quantize::sm90a;
-    if (p.act_bits == 8) return launch_grid<T, Grid::kTokens8>(p, nullptr);
-    return p.integer_scales ? launch_grid<T, Grid::kGroupsInteger>(p, nullptr)
-                            : launch_grid<T, Grid::kGroups16>(p, nullptr);
+    if (p.act_bits == 8) return launch_grid<T, Tokens8>(p, nullptr);
+    return p.integer_scales ? launch_grid<T, GroupsInteger>(p, nullptr) : launch_grid<T, Groups16>(p, nullptr);
 }
 
 int run_quantize(uintptr_t x, uintptr_t inv_rms, uintptr_t norm_weight, uintptr_t inv_smooth, uintptr_t proj_down,
@@ -138,8 +136,9 @@ int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t ro
     p.layout = Layout::kWgmmaS8;
     multiprocessors = on_multiprocessors;
     const Status status =
-        launch_numbered<Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x64x2, Tile64x96x2, Tile64x96,
-                        Tile128x64x2, Tile128x128, Tile128x176, Tile192x128, Tile192x176, Tile256x128>(p);
+        launch_numbered<Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x48x2, Tile64x64x2, Tile64x96x2,
+                        Tile64x96, Tile128x64x2, Tile128x96, Tile128x128, Tile128x176, Tile128x192, Tile192x96,
+                        Tile192x128, Tile192x176, Tile192x192, Tile256x128>(p);
     multiprocessors = 132;
     return static_cast<int>(status);
 }
