@@ -17,6 +17,17 @@ constexpr int kMostShared = 220 * 1024;
 
 enum class Grid { kGroups16, kGroupsInteger, kTokens8 };  // what shares a scale, and what it is
 
+// The same as types: of an enumerator, compilers spell a kernel's name in different ways.
+struct Groups16 {
+    static constexpr Grid kGrid = Grid::kGroups16;
+};
+struct GroupsInteger {
+    static constexpr Grid kGrid = Grid::kGroupsInteger;
+};
+struct Tokens8 {
+    static constexpr Grid kGrid = Grid::kTokens8;
+};
+
 // factor and share: clip over the spans of the grids. A row (or group) is encoded the short way where its absmax is below
 // `limit`: all of its codes fit 16 bits, none comes from NaN. From `ceiling` on it is infinite.
 struct Scales {

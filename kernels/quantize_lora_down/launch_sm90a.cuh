@@ -109,10 +109,10 @@ inline Plan plan_for(const QuantizeLoraDownParams& p, Grid grid, const Choice& c
     }
 }
 
-template <class T, Grid grid, bool kNorm, class Cut>
+template <class T, class Scaled, bool kNorm, class Cut>
 Status launch(const QuantizeLoraDownParams& p, const Choice& choice, int multiprocessors, cudaStream_t stream) {
-    constexpr auto kernel = quantize_lora_down_kernel<T, grid, kNorm, Cut>;
-    const Plan plan = plan_for(p, grid, choice);
+    constexpr auto kernel = quantize_lora_down_kernel<T, Scaled, kNorm, Cut>;
+    const Plan plan = plan_for(p, Scaled::kGrid, choice);
     if (plan.places.bytes > kMostShared) return Status::kBadShape;
     if (const Status status = allow_shared_memory<kernel>(kMostShared); status != Status::kOk) return status;
     if (plan.cluster > kPortableCluster && !allow_large_clusters(kernel)) return Status::kLaunchFailed;
@@ -127,13 +127,13 @@ Status launch(const QuantizeLoraDownParams& p, const Choice& choice, int multipr
     return launch_early_clusters(kernel, blocks, plan.cluster, threads_of(choice), plan.places.bytes, stream, p, plan);
 }
 
-template <class T, Grid grid, class Cut>
+template <class T, class Scaled, class Cut>
 Status launch_cut(const QuantizeLoraDownParams& p, const Choice& choice, int multiprocessors, cudaStream_t stream) {
-    return p.norm_weight != nullptr ? launch<T, grid, true, Cut>(p, choice, multiprocessors, stream)
-                                    : launch<T, grid, false, Cut>(p, choice, multiprocessors, stream);
+    return p.norm_weight != nullptr ? launch<T, Scaled, true, Cut>(p, choice, multiprocessors, stream)
+                                    : launch<T, Scaled, false, Cut>(p, choice, multiprocessors, stream);
 }
 
-template <class T, Grid grid>
+template <class T, class Scaled>
 Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
     const int groups = p.cols / kGroup, padded = static_cast<int>(round_up(groups, 2));
     if (groups > kMaxGroups) return Status::kBadShape;
@@ -150,18 +150,18 @@ Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
         return Status::kBadShape;
     }
     switch (choice.cut) {
-        case kOne: return launch_cut<T, grid, One>(p, choice, multiprocessors, stream);
-        case kTwo: return launch_cut<T, grid, Two>(p, choice, multiprocessors, stream);
-        case kFour: return launch_cut<T, grid, Four>(p, choice, multiprocessors, stream);
-        default: return launch_cut<T, grid, Many>(p, choice, multiprocessors, stream);
+        case kOne: return launch_cut<T, Scaled, One>(p, choice, multiprocessors, stream);
+        case kTwo: return launch_cut<T, Scaled, Two>(p, choice, multiprocessors, stream);
+        case kFour: return launch_cut<T, Scaled, Four>(p, choice, multiprocessors, stream);
+        default: return launch_cut<T, Scaled, Many>(p, choice, multiprocessors, stream);
     }
 }
 
-template <class T, Grid grid>
+template <class T, class Scaled>
 struct Kernels {
     template <bool kNorm, class Cut>
     static Registration entry() {
-        return registered<quantize_lora_down_kernel<T, grid, kNorm, Cut>>(8 / Cut::kSteps * 2 * kWarp, 24 * 1024);
+        return registered<quantize_lora_down_kernel<T, Scaled, kNorm, Cut>>(8 / Cut::kSteps * 2 * kWarp, 24 * 1024);
     }
     Registration kernels[2 * kCuts] = {entry<false, One>(),  entry<true, One>(),   entry<false, Two>(),
                                        entry<true, Two>(),   entry<false, Four>(), entry<true, Four>(),

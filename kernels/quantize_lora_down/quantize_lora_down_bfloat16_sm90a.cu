@@ -5,15 +5,15 @@ namespace omniw4::quantize {
 
 namespace {
 using T = __nv_bfloat16;
-const sm90a::Kernels<T, sm90a::Grid::kGroupsInteger> kInteger;
-const sm90a::Kernels<T, sm90a::Grid::kGroups16> kFloat16;
-const sm90a::Kernels<T, sm90a::Grid::kTokens8> kTokens;
+const sm90a::Kernels<T, sm90a::GroupsInteger> kInteger;
+const sm90a::Kernels<T, sm90a::Groups16> kFloat16;
+const sm90a::Kernels<T, sm90a::Tokens8> kTokens;
 }  // namespace
 
 Status launch_bfloat16_sm90a(const QuantizeLoraDownParams& p, cudaStream_t stream) {
-    if (p.act_bits == 8) return sm90a::launch_grid<T, sm90a::Grid::kTokens8>(p, stream);
-    return p.integer_scales ? sm90a::launch_grid<T, sm90a::Grid::kGroupsInteger>(p, stream)
-                            : sm90a::launch_grid<T, sm90a::Grid::kGroups16>(p, stream);
+    if (p.act_bits == 8) return sm90a::launch_grid<T, sm90a::Tokens8>(p, stream);
+    return p.integer_scales ? sm90a::launch_grid<T, sm90a::GroupsInteger>(p, stream)
+                            : sm90a::launch_grid<T, sm90a::Groups16>(p, stream);
 }
 
 }  // namespace omniw4::quantize

@@ -20,10 +20,11 @@
 
 namespace omniw4::quantize::sm90a {
 
-template <class T, Grid grid, bool kNorm, class Cut>
+template <class T, class Scaled, bool kNorm, class Cut>
 __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
     quantize_lora_down_kernel(const __grid_constant__ QuantizeLoraDownParams p, const __grid_constant__ Plan plan) {
     constexpr int kSteps = Cut::kSteps;
+    constexpr Grid grid = Scaled::kGrid;
     extern __shared__ __align__(16) float shared[];
     ptx::pdl_launch_dependents();
     const Place at;
