@@ -93,6 +93,38 @@ def test_norm_and_smoothing(rotation: str, dtype: torch.dtype, act_bits: int, sc
         assert_same(given[1], wanted_scales, f"scales, m {m}, k {k}")
 
 
+# 64 times the number of a cut (kernels/quantize_lora_down/cut_sm90a.cuh), and groups a block owns
+CUTS = [65, 66, 68, 72, 130, 132, 134, 136, 144, 196, 204, 216, 224, 258, 260, 264, 272]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_cut_gives_the_same_bits(dtype: torch.dtype, cut: int) -> None:
+    """Clusters of 1 to 16 blocks, one row tile to each or several, weights read early or not."""
+    quantizer = extension.loaded(DEVICE).quantize_lora_down
+    for m, k, rank in ((5, 704, 48), (300, 1024, 80), (9000, 960, 16), (40, 320, 0)):
+        x, g = input_on_gpu(m, k, dtype), torch.Generator(DEVICE).manual_seed(k)
+        if -(-(-(-k // 128) * 2) // (cut % 64)) > 16:
+            continue  # more blocks than a cluster has
+        weight = (torch.rand(k, generator=g, device=DEVICE) + 0.5).to(dtype)
+        packed = down(linear_on_gpu(8, k, rank, dtype)) if rank else None
+        wanted = ops.quantize_lora_down(
+            x, packed, None, None, weight, "hadamard64", 4, 0.95, LAYOUT, "integer", 1e-6, True
+        )
+        for again in range(5):
+            found = [torch.full_like(t, 99) for t in wanted[:3]]
+            quantizer(
+                x=x.data_ptr(), inv_rms=0, norm_weight=weight.data_ptr(), inv_smooth=0,
+                proj_down=0 if packed is None else packed.data_ptr(), qact=found[0].data_ptr(),
+                a_scales=found[1].data_ptr(), lora_act=found[2].data_ptr(), rows=m, cols=k, row_stride=k, rank=rank,
+                act_bits=4, clip=0.95, rotate=True, layout=LAYOUT, dtype=str(dtype)[6:], device=0,
+                stream=torch.cuda.current_stream().cuda_stream, integer_scales=True, eps=1e-6,
+                weights_ready=again % 2 == 0, cut=cut,
+            )  # fmt: skip
+            for one, other, name in zip(found, wanted, ("qact", "a_scales", "lora_act"), strict=False):
+                assert_same(one, other, f"{name}, m {m}, k {k}, cut {cut}")
+
+
 @pytest.mark.parametrize("rotation", ["none", "hadamard64"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_at_the_edges(dtype: torch.dtype, rotation: str) -> None:
