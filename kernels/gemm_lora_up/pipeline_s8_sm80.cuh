@@ -78,9 +78,13 @@ class Copies {
     int64_t a_scale_step_ = 0;
     const float* a_scale_ = nullptr;
 
-    // Bytes that group `group` of a step has: none past K.
-    __device__ __forceinline__ uint32_t bytes(int step, int group) const {
-        return step * kStageGroups + group < groups_ ? 16 : 0;
+    __device__ __forceinline__ bool within_k(int step, int group) const {
+        return step * kStageGroups + group < groups_;
+    }
+    // Past K nothing is read, and the address is that of the group before.
+    template <class E>
+    static __device__ __forceinline__ void copy(uint32_t to, const E* from, bool within_k, int64_t group_step) {
+        ptx::cp_async_16(to, within_k ? from : from - group_step, within_k);
     }
 
     // Group and feature block of the chunk that this thread copies in a pass.
@@ -132,26 +136,26 @@ class Copies {
 #pragma unroll
         for (int pass = 0; pass < kCodePasses; ++pass) {
             const uint32_t to = stage + S::kCodes + (thread + pass * kThreads) * 16;
-            ptx::cp_async_16(to, codes + code_offset_[pass], bytes(step, code_group(pass)));
+            copy(to, codes + code_offset_[pass], within_k(step, code_group(pass)), kBlockCodes);
         }
         const uint8_t* tokens = tokens_ + static_cast<int64_t>(step) * kRowBytes;
         const int row = thread / kRowChunks, chunk = thread % kRowChunks;
-        const uint32_t row_bytes = bytes(step, chunk / (kGroup / 16));
+        const bool tokens_within_k = within_k(step, chunk / (kGroup / 16));
         const uint32_t row_address = stage + S::kTokens + row * kRowBytes + (chunk ^ row % 8) * 16;
 #pragma unroll
         for (int pass = 0; pass < kTokenPasses; ++pass) {
             if (Tile::kTokens * kRowChunks < kThreads && thread >= Tile::kTokens * kRowChunks) break;
-            ptx::cp_async_16(row_address + pass * kThreads * 16, tokens + token_offset_[pass], row_bytes);
+            copy(row_address + pass * kThreads * 16, tokens + token_offset_[pass], tokens_within_k, kGroup);
         }
         if (thread < kWScaleCopies) {
             const uint8_t* from = w_scales_ + static_cast<int64_t>(step) * (kStageGroups * S::kBlockScales);
-            const uint32_t present = bytes(step, thread / kScaleChunks % kStageGroups);
-            ptx::cp_async_16(stage + S::kWScales + thread * 16, from + w_scale_offset_, present);
+            copy(stage + S::kWScales + thread * 16, from + w_scale_offset_,
+                 within_k(step, thread / kScaleChunks % kStageGroups), S::kBlockScales);
         }
         if constexpr (Scales::kAScaleBytes > 0) {
             if (thread < kAScaleCopies) {
-                ptx::cp_async_16(stage + S::kAScales + thread * 16, a_scale_ + step * a_scale_step_,
-                                 bytes(step, thread / kTokenFours));
+                copy(stage + S::kAScales + thread * 16, a_scale_ + step * a_scale_step_,
+                     within_k(step, thread / kTokenFours), a_scale_step_ / kStageGroups);
             }
         }
     }

@@ -14,12 +14,6 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
                  : "memory");
 }
 
-// The same with the number of bytes that are read, 16 or 0.
-__device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, uint32_t bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
-                 : "memory");
-}
-
 __device__ __forceinline__ void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -17,10 +17,6 @@ inline void cp_async_16(uint32_t destination, const void* source, bool valid) {
     ++emulator::block.progress;
 }
 
-inline void cp_async_16(uint32_t destination, const void* source, uint32_t bytes) {
-    cp_async_16(destination, source, bytes == 16);
-}
-
 inline void cp_async_commit() {
     emulator::Thread& thread = emulator::current_thread();
     thread.committed.push_back(std::move(thread.open));
