@@ -68,12 +68,12 @@ struct Place {
     __device__ __forceinline__ Place()
         : lane(threadIdx.x % kWarp),
           warp(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / kWarp), 0)),
-          t(lane % 4),
-          quad(lane / 4),
-          half(warp % 2),
-          run(warp / 2),
+          t(lane & 3),
+          quad(lane >> 2),
+          half(warp & 1),
+          run(warp >> 1),
           slot(half * 8 + quad),
-          token(quad / 2 * 4 + half * 2 + quad % 2) {}
+          token((quad >> 1) * 4 + half * 2 + (quad & 1)) {}
 };
 
 // Groups a warp holds, whether a cluster takes several row tiles, one after the other, and registers a thread.

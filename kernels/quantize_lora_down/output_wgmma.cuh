@@ -16,29 +16,29 @@ namespace omniw4::quantize {
 
 struct WgmmaOutput {
     const QuantizeLoraDownParams& p;
-    int64_t padded_rows;
+    uint32_t padded_rows;
 
     __device__ __forceinline__ void store_token_scale(int64_t row, float scale) const {
         static_cast<float*>(p.a_scales)[row] = scale;
     }
 
     __device__ __forceinline__ void store_group_scale(int64_t row, int group, __half scale) const {
-        float* pair = static_cast<float*>(p.a_scales) + (group / 2 * padded_rows + row / kRowTile * kRowTile) * 2 +
-                      row % kRowTile;
+        float* pair = static_cast<float*>(p.a_scales) +
+                      (group / 2 * int64_t{padded_rows} + row / kRowTile * kRowTile) * 2 + row % kRowTile;
         pair[group % 2 * kRowTile] = __half2float(scale);
     }
 
     // Where a row's codes begin, of the pair of groups that `group` belongs to; pairs are step_of_pairs() bytes apart.
     __device__ __forceinline__ uint8_t* codes_of(int row_tile, int slot, int group) const {
-        const int64_t line = group / 2 * padded_rows + (row_tile * kRowTile + slot);
+        const uint64_t line = static_cast<uint64_t>(group >> 1) * padded_rows + (row_tile * uint32_t{kRowTile} + slot);
         return static_cast<uint8_t*>(p.qact) + line * 128;
     }
-    __device__ __forceinline__ int64_t step_of_pairs() const { return padded_rows * 128; }
+    __device__ __forceinline__ uint64_t step_of_pairs() const { return padded_rows * uint64_t{128}; }
 
     // Where in these 128 bytes a lane's columns 8t .. 8t + 7 of a group go; columns 32 + 8t .. 32 + 8t + 7 go to this ^ 32,
     // and those of the other group of the pair to this ^ 64.
     static __device__ __forceinline__ uint32_t offset_of(int slot, int group, int t) {
-        return ((group % 2 * 4 + t / 2) ^ slot % 8) * 16 + t % 2 * 8;
+        return (((group & 1) * 4 + (t >> 1)) ^ (slot & 7)) * 16 + (t & 1) * 8;
     }
 
     // A unit of lora_act: what lane `unit` % 32 holds of a product of 16 ranks and the eight tokens of half `unit` / 32
@@ -52,7 +52,7 @@ struct WgmmaOutput {
         const float got1 = __shfl_xor_sync(0xffffffffu, odd ? v[2] : v[3], 4);
         if (!there) return;
         const int token = lane % 4 * 2 + odd;
-        const int64_t n8 = unit / (2 * kWarp) * (padded_rows / 8) + row_tile * int64_t{2} + unit / kWarp % 2;
+        const int64_t n8 = int64_t{unit / (2 * kWarp)} * (padded_rows / 8) + row_tile * int64_t{2} + unit / kWarp % 2;
         reinterpret_cast<uint2*>(p.lora_act)[n8 * kWarp + token * 4 + rank / 2] =
             odd ? make_uint2(Scalar<T>::pack(got0, v[1]), Scalar<T>::pack(got1, v[3]))
                 : make_uint2(Scalar<T>::pack(v[0], got0), Scalar<T>::pack(v[2], got1));

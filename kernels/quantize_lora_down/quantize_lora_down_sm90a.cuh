@@ -30,8 +30,9 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
     const Place at;
     const int lane = at.lane, warp = at.warp, warps = blockDim.x / kWarp, t = at.t, half = at.half, run = at.run;
     const int slot = at.slot;
-    const int groups = p.cols / kGroup, first_tile = blockIdx.y * plan.tiles;
-    const int tiles = min(plan.tiles, p.rank / kRowTile - first_tile), units = tiles * kTileUnits;
+    const int groups = static_cast<uint32_t>(p.cols) / kGroup, first_tile = blockIdx.y * plan.tiles;
+    const int tiles = min(plan.tiles, static_cast<int>(static_cast<uint32_t>(p.rank) / kRowTile) - first_tile),
+              units = tiles * kTileUnits;
     const Exchange<Cut::kLoops> exchange{plan, ptx::shared_address(shared), ptx::cluster_rank()};
     const int first = exchange.rank * plan.groups + run * kSteps, count = min(kSteps, groups - first);
     const auto my_units = [&] { return min(plan.share, units - exchange.rank * plan.share); };  // not above 0: none
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
             default: return max(0, my_units()) * plan.all_nodes * 16;
         }
     };
-    const auto in_shared = [&](int place) { return shared + place / 4; };
+    const auto in_shared = [&](int place) { return reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + place); };
     int row_tile = ptx::cluster_index();
     const int clusters = Cut::kLoops ? ptx::cluster_count() : 1;
     const auto further = [&](int turns) {  // whether there is a row tile so many turns later
@@ -61,14 +62,15 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
     uint4 raw[kSteps][2];
     const auto load = [&](int of_row_tile) {
         const int64_t row = static_cast<int64_t>(of_row_tile) * kRowTile + at.token;
-        const T* const x = static_cast<const T*>(p.x) + row * p.row_stride + first * kGroup + t * 8;
-        const bool there = row < p.rows;
+        const T* const x = static_cast<const T*>(p.x) + row * p.row_stride + (first * kGroup + t * 8);
+#pragma unroll
+        for (int i = 0; i < 2 * kSteps; ++i) raw[i / 2][i % 2] = make_uint4(0, 0, 0, 0);
+        if (row >= p.rows) return;
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                raw[i][h] = there && i < count ? ptx::ld_global_once(x + i * kGroup + h * 32) : make_uint4(0, 0, 0, 0);
-            }
+            if (i >= count) break;
+            raw[i][0] = ptx::ld_global_once(x + i * kGroup);
+            raw[i][1] = ptx::ld_global_once(x + i * kGroup + 32);
         }
     };
     load(row_tile);
@@ -173,7 +175,7 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
         if (blockIdx.y == 0) {
             const int first_group = exchange.rank * plan.groups + here.run * kSteps;
             const int64_t here_row = static_cast<int64_t>(row_tile) * kRowTile + here.token;
-            const WgmmaOutput output{p, static_cast<int64_t>(plan.row_tiles) * kRowTile};
+            const WgmmaOutput output{p, static_cast<uint32_t>(plan.row_tiles) * kRowTile};
             const TokenScale<grid> of_token(plan.scales, largest);
             const GroupScale mine = group_scale(plan.scales, of_token, of_mine);
             if (grid != Grid::kGroups16 && first_group == 0 && here.t == 0) {
@@ -191,7 +193,7 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
                     whole = __shfl_sync(0xffffffffu, whole, here.quad * 4 + i);
                 }
                 encode_group<grid>(inverse, whole, v[i], codes);
-                if (first_group + i >= (groups + 1) / 2 * 2) continue;
+                if (first_group + i >= ((groups + 1) & ~1)) continue;
                 uint8_t* const line = codes_of_row + i / 2 * output.step_of_pairs();
                 *reinterpret_cast<uint2*>(line + (offset ^ i % 2 * 64)) = codes[0];
                 *reinterpret_cast<uint2*>(line + (offset ^ i % 2 * 64 ^ 32)) = codes[1];
@@ -216,7 +218,7 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
                                                    [&](int i) { return from[(node + i) * plan.share]; });
                     add(total, {sum.x, sum.y, sum.z, sum.w});
                 }
-                const WgmmaOutput output{p, static_cast<int64_t>(plan.row_tiles) * kRowTile};
+                const WgmmaOutput output{p, static_cast<uint32_t>(plan.row_tiles) * kRowTile};
                 output.template store_lora<T>(row_tile, first_tile * kTileUnits + unit, there, total);
             }
         }
