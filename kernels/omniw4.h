@@ -163,8 +163,9 @@ struct GemmLoraUpParams {
     int32_t in_features;   // K, multiple of 64
     int32_t rank;          // R', multiple of 16, at most 256
     bool lora_act_packed;
-    int32_t tile;  // 0: chosen by shape. Rows a block owns, 16 or 128; kWgmmaS8: 1 to 5, tuning_sm90a.h. The result
-                   // does not depend on it
+    // 0: chosen by shape. Rows a block owns, 16, 64 (kMmaS8) or 128; kWgmmaS8: 1 to 5, tuning_sm90a.h. The result does not
+    // depend on it
+    int32_t tile;
     Epilogue epilogue;  // all but kQkNormRope for kWgmmaS8 without row_scales
     DType dtype;
     Layout layout;     // all but kCanonical

@@ -118,7 +118,7 @@ def with_scales(linear: Any, scale_type: str) -> Any:
 
 
 def widened(dtype: object, device: object) -> None:
-    """Family mma_s8: both kinds of group scales, both widths of activations, both tiles, every epilogue but heads."""
+    """Family mma_s8: both kinds of group scales, both widths of activations, every tile, every epilogue but heads."""
     import torch
 
     from omniw4 import ops
@@ -137,7 +137,7 @@ def widened(dtype: object, device: object) -> None:
                 acts = ops.quantize_lora_down(
                     x, packed.get("proj_down"), None, None, norm, "hadamard64", bits, 0.95, "mma_s8", scale_type, 1e-6
                 )
-                for tile in (16, 128):
+                for tile in (16, 64, 128):
                     for epilogue in ("plain", "residual", "swiglu"):
                         y = gemm_mma_s8.gemm(
                             "sanitize", acts[0], acts[1], packed["qweight"], packed["w_scales"],

@@ -41,7 +41,7 @@ bool known_tile(const GemmLoraUpParams& p) {
     if (p.layout == Layout::kWgmmaS8) {
         return p.tile >= 0 && p.tile <= (p.row_scales != nullptr ? gemm::sm90a::integer::kTileChoices : 5);
     }
-    return p.tile == 0 || p.tile == 16 || p.tile == 128;
+    return p.tile == 0 || p.tile == 16 || p.tile == 128 || (p.tile == 64 && p.layout == Layout::kMmaS8);
 }
 
 Status check(const GemmLoraUpParams& p) {

@@ -102,10 +102,11 @@ Status launch_tile(const GemmLoraUpParams& p, cudaStream_t stream) {
 
 template <class T, class Scales>
 Status launch_scales(const GemmLoraUpParams& p, cudaStream_t stream) {
-    if (p.tile == 0 ? prefers_large_tile(p.rows, p.out_features) : p.tile == LargeTile::kTokens) {
-        return launch_tile<T, LargeTile, Scales>(p, stream);
-    }
-    if (p.epilogue == Epilogue::kQkNormRope) return launch_tile<T, SmallHeadTile, Scales>(p, stream);
+    const bool heads = p.epilogue == Epilogue::kQkNormRope;
+    const int tokens = p.tile == 0 ? choose_tile(p.rows, p.out_features, heads) : p.tile;
+    if (tokens == LargeTile::kTokens) return launch_tile<T, LargeTile, Scales>(p, stream);
+    if (heads) return launch_tile<T, SmallHeadTile, Scales>(p, stream);
+    if (tokens == MiddleTile::kTokens) return launch_tile<T, MiddleTile, Scales>(p, stream);
     return launch_tile<T, SmallTile, Scales>(p, stream);
 }
 
@@ -124,7 +125,8 @@ struct Kernels {
         static Registration entry() {
             return registered<gemm_lora_up_s8_kernel<T, Tile, Scales>>(Tile::kThreads, shared_bytes<Tile, Scales>());
         }
-        Registration large = entry<LargeTile>(), small = entry<SmallTile>(), head = entry<SmallHeadTile>();
+        Registration large = entry<LargeTile>(), middle = entry<MiddleTile>();
+        Registration small = entry<SmallTile>(), head = entry<SmallHeadTile>();
     };
     OfScales<Integer> integer;
     OfScales<Groups> groups;

@@ -20,13 +20,16 @@ struct Tile {
 };
 
 using LargeTile = Tile<128, 128, 4, 2, 3, 1>;
+using MiddleTile = Tile<64, 64, 2, 2, 3, 2>;
 using SmallTile = Tile<64, 16, 4, 1, 6, 2>;
 using SmallHeadTile = Tile<128, 16, 8, 1, 4, 2>;  // as wide as the widest head
 
-// Small tiles until the large ones would fill a GPU half way. Both give the same bits.
-inline bool prefers_large_tile(int64_t tokens, int64_t features) {
-    constexpr int64_t kHalfFull = 40;
-    return tokens > 64 && (tokens + 127) / 128 * ((features + 127) / 128) >= kHalfFull;
+// Tokens of the tile that suits a shape: large where there are tiles for most of a GPU's multiprocessors, small where few
+// tokens would leave the middle one half empty. All give the same bits.
+inline int choose_tile(int64_t tokens, int64_t features, bool heads) {
+    const int64_t most_of_a_gpu = heads ? 40 : 80;  // there is no middle tile for heads
+    if (tokens > 64 && (tokens + 127) / 128 * ((features + 127) / 128) >= most_of_a_gpu) return LargeTile::kTokens;
+    return tokens > 32 ? MiddleTile::kTokens : SmallTile::kTokens;
 }
 
 }  // namespace omniw4::gemm::s8

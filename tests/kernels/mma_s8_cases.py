@@ -17,7 +17,7 @@ from shapes import Shape
 LAYOUT = mma_s8.LAYOUT
 DTYPES = (torch.float16, torch.bfloat16)
 KINDS = (("integer", 4), ("integer", 8), ("float16", 4), ("float16", 8))
-TILES = (16, 128)
+TILES = (16, 64, 128)
 Activations = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 

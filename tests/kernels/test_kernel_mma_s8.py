@@ -169,12 +169,13 @@ def test_heads_in_the_epilogue_have_the_bits_of_two_ops(
 @by_kind
 @by_dtype
 @pytest.mark.parametrize("shape", TILE_SHAPES, ids=str)
-def test_both_tiles_give_the_same_bits(shape: Shape, dtype: torch.dtype, scale_type: str, act_bits: int) -> None:
+def test_every_tile_gives_the_same_bits(shape: Shape, dtype: torch.dtype, scale_type: str, act_bits: int) -> None:
     p = problem(shape, scale_type, act_bits, dtype)
     residual = torch.randn(shape.m, shape.n, generator=torch.Generator(DEVICE).manual_seed(5), device=DEVICE).to(dtype)
     for options in ({}, {"epilogue": "swiglu"}, {"epilogue": "residual", "residual": residual}):
         found = [p.run(tile=tile, **options) for tile in TILES]  # type: ignore[arg-type]
-        assert_same(found[0], found[1], f"{options.keys()}")
+        for y in found[1:]:
+            assert_same(y, found[0], f"{options.keys()}")
 
 
 @by_kind
@@ -248,7 +249,7 @@ def test_every_element_is_written(scale_type: str, act_bits: int) -> None:
 def test_refusals_leave_the_process_alive() -> None:
     p = problem(Shape(5, 72, 128), "integer", 4)
     with pytest.raises(OmniW4Error, match="no kernel is compiled"):
-        p.run(tile=64)
+        p.run(tile=32)
     with pytest.raises(OmniW4Error, match="a_scales has shape"):
         replace(p, packed={**p.packed, "row_scales": None}).run()  # type: ignore[dict-item]
     with pytest.raises(OmniW4Error, match="qact has shape"):

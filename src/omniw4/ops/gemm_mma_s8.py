@@ -37,7 +37,7 @@ def gemm(
 
     Args:
         op: whose name errors bear.
-        tile: 0 for the tile that suits the shape, else the tokens of a block, 16 or 128; both give the same bits.
+        tile: 0 for the tile that suits the shape, else the tokens of a block, 16, 64 or 128; all give the same bits.
         row_scales: ``[N']``; with them the weights' group scales are integers.
         heads: with epilogue "qknorm_rope", its arguments by their names in the module.
     """
