@@ -47,12 +47,16 @@ inline int clusters_at_once(int padded_groups, const Choice& choice, int multipr
     return std::max(1, gpcs * (in_gpc * blocks / blocks_of(padded_groups, choice)));
 }
 
+// Messages between blocks are illegal in a launch without clusters, to the block itself too: there are at least two.
+constexpr int kLeastCluster = 2;
+
 // Few rows are spread over as many multiprocessors as there are; otherwise a block has the eight groups of one sum. A
 // warp holds more than one group where that lets all of the rows run at a time, or where K asks for it.
 inline Choice choose(int row_tiles, int padded_groups, int multiprocessors) {
     for (const int groups : {1, 2, 4, 8}) {
         const Choice spread{kOne, groups};
         const int blocks = blocks_of(padded_groups, spread);
+        if (blocks_of(padded_groups, {kOne, 2 * groups}) < kLeastCluster) return spread;
         if (blocks <= kPortableCluster && row_tiles * blocks <= multiprocessors / 2) return spread;
     }
     const auto fits = [&](const Choice& choice) { return blocks_of(padded_groups, choice) <= kPortableCluster; };
@@ -146,7 +150,7 @@ Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
     const Choice choice = p.cut == 0 ? choose(row_tiles, padded, multiprocessors) : Choice{p.cut / 64 - 1, p.cut % 64};
     if (choice.cut < 0 || choice.cut >= kCuts || choice.groups <= 0 || choice.groups > kMostGroups ||
         choice.groups % kFigures[choice.cut].steps != 0 || threads_of(choice) > kFigures[choice.cut].max_threads ||
-        blocks_of(padded, choice) > kMaxCluster) {
+        blocks_of(padded, choice) > kMaxCluster || blocks_of(padded, choice) < kLeastCluster) {
         return Status::kBadShape;
     }
     switch (choice.cut) {
