@@ -18,9 +18,9 @@
 namespace omniw4::gemm::sm90a::integer {
 
 // silu(gate) * up, as epilogue::Swiglu has it. A division takes a branch for what its short form cannot do, and so each
-// would wait for the one before: `kOrdinary` says that |gate| is between kLeastGate and kMostGate, where that form gives
-// the correctly rounded quotient.
-constexpr float kLeastGate = 0x1p-60f, kMostGate = 60.0f;
+// would wait for the one before: `kOrdinary` says that gate is between kLeastGate and kMostGate, where that form gives
+// the correctly rounded quotient, but for the sign of a zero.
+constexpr float kLeastGate = -85.0f, kMostGate = 0x1p100f;
 
 template <bool kOrdinary>
 __device__ __forceinline__ float gated(float gate, float up) {
@@ -29,7 +29,8 @@ __device__ __forceinline__ float gated(float gate, float up) {
     float inverse = ptx::rcp_approx(divisor);
     inverse = __fmaf_rn(inverse, __fmaf_rn(-divisor, inverse, 1.0f), inverse);
     const float quotient = __fmul_rn(gate, inverse);
-    return __fmul_rn(__fmaf_rn(inverse, __fmaf_rn(-divisor, quotient, gate), quotient), up);
+    const float silu = __fmaf_rn(inverse, __fmaf_rn(-divisor, quotient, gate), quotient);
+    return __fmul_rn(copysignf(silu, gate), up);
 }
 
 // One warpgroup's part of one tile.
@@ -58,7 +59,7 @@ struct Output {
     int tile_feature;
     // threadIdx.x, as something the compiler knows nothing of: it would work out addresses before the products, and hold
     // them all the while.
-    int thread;
+    uint32_t thread;
     float bias[kRowBlocks][2];
     uint4 residual[kFetchEarly ? kWords : 1];
     uint32_t out[Plan::kOutStages];  // addresses
@@ -69,7 +70,7 @@ struct Output {
     __device__ __forceinline__ int warp() const { return thread % 128 / kWarp; }
     __device__ __forceinline__ int split() const { return thread / 128 % Tile::kSplits; }
     __device__ __forceinline__ int row_group() const { return thread / kGroupThreads; }
-    __device__ __forceinline__ int group_thread() const { return thread % kGroupThreads; }
+    __device__ __forceinline__ uint32_t group_thread() const { return thread % kGroupThreads; }
     __device__ __forceinline__ int first_row() const { return row_group() * kRowBlocks * 64; }  // in the tile
     __device__ __forceinline__ int first_unit() const { return split() * kUnits; }
     __device__ __forceinline__ bool has_units() const { return split() < Plan::kReceivers; }
@@ -80,33 +81,17 @@ struct Output {
     struct Words {
         static constexpr int kStep = kGroupThreads / words;  // tokens
         static constexpr int kCount = (Tile::kTokens + kStep - 1) / kStep;
-        int token, word;  // the first
+        static constexpr bool kWhole = kCount * kStep == Tile::kTokens;  // all of a thread's tokens are in the tile
+        uint32_t token, word;                                            // the first
     };
     template <int words>
     __device__ __forceinline__ Words<words> words_of() const {
         return {group_thread() / words, group_thread() % words};
     }
-    // Address of token i * step + first in the stages; first < step.
-    template <int step>
-    __device__ __forceinline__ uint32_t row_address(int i, int first) const {
-        if constexpr (Plan::kOutStages == 1) {
-            return out[0] + (i * step + first) * Plan::kOutPitch;
-        } else if constexpr (step <= 16) {
-            return slice_address(i * step / 16, i * step % 16 + first);
-        } else {
-            static_assert(step == 32);
-            return first < 16 ? slice_address(2 * i, first) : slice_address(2 * i + 1, first - 16);
-        }
-    }
-    __device__ __forceinline__ uint32_t token_address(int token) const {
-        uint32_t address = out[0] + token * Plan::kOutPitch;
-#pragma unroll
-        for (int i = 1; i < Plan::kOutStages; ++i) {
-            if (token >= i * Plan::kOutTokens) address = out[i] + (token - i * Plan::kOutTokens) * Plan::kOutPitch;
-        }
-        return address;
-    }
-    // Of token `within` of a slice of sixteen: where the slice is known when compiling, so is its stage.
+    // Of sixteen tokens 4j + i is row 4i + j, so that the eight that a store of 32 lanes goes to are neighbours.
+    static __device__ __forceinline__ int row_of(uint32_t token) { return token % 4 * 4 + token / 4; }
+
+    // Address of token `within` of a slice of sixteen: where the slice is known when compiling, so is its stage.
     __device__ __forceinline__ uint32_t slice_address(int slice, int within) const {
         constexpr int kSlices = Plan::kOutTokens / 16;
         uint32_t address = out[0] + slice * 16 * Plan::kOutPitch;
@@ -114,7 +99,18 @@ struct Output {
         for (int i = 1; i < Plan::kOutStages; ++i) {
             if (slice >= i * kSlices) address = out[i] + (slice - i * kSlices) * 16 * Plan::kOutPitch;
         }
-        return address + within * Plan::kOutPitch;
+        return address + row_of(within) * Plan::kOutPitch;
+    }
+    __device__ __forceinline__ uint32_t token_address(int token) const { return slice_address(token / 16, token % 16); }
+
+    // Address of token i * step + first; first < step.
+    template <int step>
+    __device__ __forceinline__ uint32_t row_address(int i, int first) const {
+        if constexpr (step <= 16) {
+            return slice_address(i * step / 16, i * step % 16 + first);
+        } else {
+            return slice_address(i * (step / 16) + first / 16u, first % 16u);
+        }
     }
 
     // What comes from global memory, asked for before it is needed.
@@ -335,9 +331,10 @@ struct Output {
         T* y = static_cast<T*>(p.y) + (first_token + at.token) * p.out_features + column;
 #pragma unroll
         for (int i = 0; i < W::kCount; ++i) {
-            if (i * W::kStep + at.token < left) {
-                uint32_t word[4];
-                ptx::ld_shared_v4_b32(word, row_address<W::kStep>(i, at.token) + offset);
+            const bool there = i * W::kStep + static_cast<int>(at.token) < left;
+            uint32_t word[4];
+            if (W::kWhole || there) ptx::ld_shared_v4_b32(word, row_address<W::kStep>(i, at.token) + offset);
+            if (there) {
                 *reinterpret_cast<uint4*>(y) = make_uint4(word[0], word[1], word[2], word[3]);
             }
             y += W::kStep * p.out_features;
@@ -346,26 +343,29 @@ struct Output {
 
     // Rows g and g + 1, g even, are gate and up of a feature: lanes that are neighbours in g share two tokens out.
     __device__ __forceinline__ void store_gated(const Accumulators& acc) const {
-        const bool odd = g() % 2 == 1;
-        float least = kMostGate, most = kLeastGate;
+        const int left = tokens_left() - t() * 4;  // of tokens that are not there, anything may have come
+        float least = 0.0f, most = 0.0f;
 #pragma unroll
-        for (int r = 0; r < kRowBlocks; ++r) {
+        for (int i = 0; i < 4 * kUnits; ++i) {
+            const int unit = first_unit() + i / 4;
+            if (unit / 2 * 16 + unit % 2 * 2 + i % 2 >= left) continue;
 #pragma unroll
-            for (int i = 0; i < 4 * kUnits; ++i) {
-                least = fminf(least, fabsf(acc[r][i]));
-                most = fmaxf(most, fabsf(acc[r][i]));
+            for (int r = 0; r < kRowBlocks; ++r) {
+                least = fminf(least, acc[r][i]);
+                most = fmaxf(most, acc[r][i]);
             }
         }
-        const bool ordinary = odd || (least >= kLeastGate && most <= kMostGate);
+        const bool ordinary = g() % 2 == 1 || (least >= kLeastGate && most <= kMostGate);  // odd rows are up
         if (__all_sync(0xffffffffu, ordinary)) {
-            store_gated<true>(acc, odd);
+            store_gated<true>(acc);
         } else {
-            store_gated<false>(acc, odd);
+            store_gated<false>(acc);
         }
     }
 
     template <bool kOrdinary>
-    __device__ __forceinline__ void store_gated(const Accumulators& acc, bool odd) const {
+    __device__ __forceinline__ void store_gated(const Accumulators& acc) const {
+        const bool odd = g() % 2 == 1;
 #pragma unroll
         for (int i = 0; i < kUnits; ++i) {
             const int unit = first_unit() + i;
@@ -394,9 +394,10 @@ struct Output {
         T* y = static_cast<T*>(p.y) + (first_token + at.token) * width + column;
 #pragma unroll
         for (int i = 0; i < W::kCount; ++i) {
-            if (i * W::kStep + at.token < left) {
-                uint32_t word[4];
-                ptx::ld_shared_v4_b32(word, row_address<W::kStep>(i, at.token) + offset);
+            const bool there = i * W::kStep + static_cast<int>(at.token) < left;
+            uint32_t word[4];
+            if (W::kWhole || there) ptx::ld_shared_v4_b32(word, row_address<W::kStep>(i, at.token) + offset);
+            if (there) {
                 if (width % 8 == 0) {
                     *reinterpret_cast<uint4*>(y) = make_uint4(word[0], word[1], word[2], word[3]);
                 } else {
@@ -460,7 +461,9 @@ struct Output {
                     uint4 result = x[j];
                     if (normed) result = norm_head<T>(result, inv_rms, weight);
                     result = rotate_head<T>(rotation[j], result, kLanes);
-                    if (there(j)) *reinterpret_cast<uint4*>(y) = head < rotated_heads ? result : x[j];
+                    if (there(j) && column < p.out_features) {
+                        *reinterpret_cast<uint4*>(y) = head < rotated_heads ? result : x[j];
+                    }
                     y += kStep * p.out_features;
                 }
             }

@@ -44,8 +44,9 @@ def gemm(
     weights_ready: bool = False,
     multiprocessors: int = 132,
     heads: Sequence[int] = (),
+    loud_row: int | None = None,
 ) -> torch.Tensor:
-    """One product, held against FP64; with heads in its epilogue it is not."""
+    """One product, held against FP64; with heads in its epilogue, or with a row of large values, it is not."""
     g = torch.Generator().manual_seed(m + n + k + rank)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -63,6 +64,8 @@ def gemm(
     packed = wgmma_s8.pack(linear)
     codes = torch.randint(-128, 128, (m, k), generator=g, dtype=torch.int8)
     scales = torch.rand(m, 1, generator=g) * 1e-2
+    if loud_row is not None:
+        scales[loud_row] = 3.0
     qact, a_scales = wgmma_s8.pack_activations(codes, scales, 8)
     low = [normal(m, rank) for _ in range(len(ends) + 1)] if rank else []
     fragments = torch.cat([wgmma_s8.pack_lora_act(part) for part in low]) if rank else None
@@ -75,7 +78,7 @@ def gemm(
         list(heads),
     )  # fmt: skip
     assert status == 0
-    if heads:
+    if heads or loud_row is not None:
         return y
     acc = (codes.double() * scales.double()) @ linear.dequantize_codes(torch.float64).T
     if linear.proj_up is not None:
@@ -117,6 +120,17 @@ def test_blocks_take_several_tiles(tile: int) -> None:
 def test_no_split_runs_a_round_ahead_of_the_others(k: int, rank: int, tile: int) -> None:
     few = gemm(100, 128, k, rank, tile, multiprocessors=1)
     assert_same(few, gemm(100, 128, k, rank, REFERENCE), f"tile {tile}")
+
+
+def test_a_gate_beyond_the_short_division_changes_nothing_beside_it() -> None:
+    """A warp that holds such a gate divides the long way: with narrow tiles few of them, with wide ones all."""
+    narrow = gemm(60, 128, 192, 16, 1, epilogue="swiglu", loud_row=20)
+    assert narrow[20].abs().max() > 100 * narrow[21].abs().max()
+    for tile in (7, REFERENCE, 17):
+        assert_same(gemm(60, 128, 192, 16, tile, epilogue="swiglu", loud_row=20), narrow, f"tile {tile}")
+    quiet = gemm(60, 128, 192, 16, 1, epilogue="swiglu")
+    keep = [row for row in range(60) if row != 20]
+    assert_same(narrow[keep], quiet[keep], "rows beside the loud one")
 
 
 def test_tiles_of_whole_heads_are_chosen() -> None:
