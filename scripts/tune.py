@@ -91,7 +91,7 @@ def fit(tile: Tile, samples: list[Sample], multiprocessors: int) -> Cost:
         ones.append(1.0)
     a, b = np.array(rows), np.array(ones)
     best, least = Cost(0.0, FEW, FEW), float("inf")
-    for wave in np.linspace(0.0, 4.0, 41):
+    for wave in np.linspace(0.0, 6.0, 61):
         solved = np.linalg.lstsq(a[:, 1:], b - a[:, 0] * wave, rcond=None)[0]
         alone = max(float(solved[1]), FEW)
         cost = Cost(float(wave), max(float(solved[0]), alone), alone)
