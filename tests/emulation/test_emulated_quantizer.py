@@ -161,8 +161,9 @@ CUTS = [
 @pytest.mark.parametrize("cut", CUTS)
 def test_every_cut_gives_the_same_bits(cut: int) -> None:
     """Norm and smoothing inside, two passes over the rank, and with one multiprocessor six row tiles to a cluster."""
-    x, down = inputs(83, 704, 72)
-    norm, inv_smooth = weights(704, x.dtype)
+    m, k = 83 if cut > MANY else 19, 64 * max(11, cut % 64 + 1)  # two blocks at least
+    x, down = inputs(m, k, 72)
+    norm, inv_smooth = weights(k, x.dtype)
     options = {"norm": norm, "inv_smooth": inv_smooth, "multiprocessors": 1}
     found = quantize(x, down, cut=cut, weights_ready=cut % 2 == 0, **options)  # type: ignore[arg-type]
     for one, other, name in zip(found, quantize(x, down, **options), ("qact", "a_scales", "lora_act"), strict=True):  # type: ignore[arg-type]
@@ -195,7 +196,7 @@ def test_every_grid_with_norm_and_smoothing(bits: int, scale_type: str, dtype: t
 def test_values_at_the_edges(bits: int, scale_type: str, rotate: bool, dtype: torch.dtype) -> None:
     """Zeros, ties, the smallest and the largest numbers, NaN and inf, each alone in its row."""
     info = torch.finfo(dtype)
-    x, down = inputs(32, 192, 16, dtype)
+    x, down = inputs(32, 448, 16, dtype)
     x[0] = 0
     x[1, 0], x[2, 70], x[3, 191] = float("nan"), float("inf"), float("-inf")
     x[4], x[5], x[6] = info.max, info.smallest_normal, info.smallest_normal / 8
@@ -239,6 +240,6 @@ def test_codes_of_many_numbers(bits: int, scale_type: str) -> None:
 
 def test_refused_cuts() -> None:
     x, _ = inputs(3, 2048, 0)
-    for cut in (ONE + 1, TWO + 3, FOUR + 36, 5 * 64 + 8, ONE + 16):
+    for cut in (ONE + 1, TWO + 3, FOUR + 36, 5 * 64 + 8, ONE + 16, FOUR + 32):
         with pytest.raises(AssertionError):
             quantize(x, cut=cut)
