@@ -118,11 +118,11 @@ def linear_of(n: int, k: int, rank: int, scale_type: str, g: torch.Generator) ->
         torch.randint(0, 256, (n, k // 2), generator=g, dtype=torch.uint8),
         torch.randint(0, 17, (n, k // 64), generator=g, dtype=torch.uint8)
         if integer
-        else (torch.rand(n, k // 64, generator=g) * 0.02).half(),
+        else (torch.rand(n, k // 64, generator=g) * 0.1).half(),
         normal(k, rank) if rank else None,
         normal(n, rank) if rank else None,
         bias=normal(n),
-        row_scales=torch.rand(n, generator=g) * 1e-3 if integer else None,
+        row_scales=torch.rand(n, generator=g) * 1e-2 if integer else None,
     )
 
 
@@ -156,7 +156,7 @@ def gemm(m: int, n: int, k: int, rank: int, scale_type: str, bits: int, tile: in
     limit = 8 if (scale_type, bits) == ("float16", 4) else 128
     codes = torch.randint(-limit, limit, (m, k), generator=g, dtype=torch.int8)
     per_group = limit == 8
-    scales = torch.rand(m, k // 64 if per_group else 1, generator=g) * 1e-2
+    scales = torch.rand(m, k // 64 if per_group else 1, generator=g) * 0.1
     scales = scales.half() if scale_type == "float16" or bits == 8 else scales
     low = torch.randn(m, -(-rank // 16) * 16, generator=g).half().float() if rank else None  # zero in proj_up past R
     residual = torch.randn(m, n, generator=g).half() if epilogue == "residual" else None
