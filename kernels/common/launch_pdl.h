@@ -1,5 +1,8 @@
 // Host side: a launch that may overlap the end of the kernel before it. Only for kernels that call ptx::pdl_wait()
 // before they touch what others write.
+//
+// All of them ask for as much shared memory as there is, those too that use little: a multiprocessor runs empty before
+// its memory is divided anew between shared memory and L1, so kernels that want different shares do not overlap.
 #pragma once
 
 #include "launch.h"
@@ -10,6 +13,11 @@ namespace omniw4 {
 template <class Params, class... Rest>
 Status launch_early_clusters(void (*kernel)(Params, Rest...), dim3 grid, int cluster, int threads,
                              int dynamic_shared_bytes, cudaStream_t stream, const Params& params, const Rest&... rest) {
+    const auto carveout = cudaFuncAttributePreferredSharedMemoryCarveout;
+    if (cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), carveout, cudaSharedmemCarveoutMaxShared) !=
+        cudaSuccess) {
+        return Status::kLaunchFailed;
+    }
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
