@@ -50,16 +50,21 @@ inline int clusters_at_once(int padded_groups, const Choice& choice, int multipr
 // Messages between blocks are illegal in a launch without clusters, to the block itself too: there are at least two.
 constexpr int kLeastCluster = 2;
 
-// Few rows are spread over as many multiprocessors as there are; otherwise a block has the eight groups of one sum. A
-// warp holds more than one group where that lets all of the rows run at a time, or where K asks for it.
+// Blocks a multiprocessor, in halves, up to which rows are spread over more blocks, of one group a warp; and up to which
+// a warp holds one group where a block has the eight of one sum. Measured on an H200.
+constexpr int kSpreadHalves = 1, kOneHalves = 4;
+
+// A warp holds more groups where that lets all of the rows run at a time, or where K asks for it.
 inline Choice choose(int row_tiles, int padded_groups, int multiprocessors) {
-    for (const int groups : {1, 2, 4, 8}) {
-        const Choice spread{kOne, groups};
-        const int blocks = blocks_of(padded_groups, spread);
-        if (blocks_of(padded_groups, {kOne, 2 * groups}) < kLeastCluster) return spread;
-        if (blocks <= kPortableCluster && row_tiles * blocks <= multiprocessors / 2) return spread;
-    }
     const auto fits = [&](const Choice& choice) { return blocks_of(padded_groups, choice) <= kPortableCluster; };
+    const auto halves = [&](const Choice& choice) {
+        return 2 * row_tiles * blocks_of(padded_groups, choice) / multiprocessors;
+    };
+    for (const int groups : {1, 2, 4, 8}) {
+        const Choice one{kOne, groups};
+        if (blocks_of(padded_groups, {kOne, 2 * groups}) < kLeastCluster && groups < 8) return one;
+        if (fits(one) && halves(one) < (groups < 8 ? kSpreadHalves : kOneHalves)) return one;
+    }
     for (const int groups : {8, 16}) {
         const Choice two{kTwo, groups}, many{kMany, groups};
         if (!fits(two)) continue;
