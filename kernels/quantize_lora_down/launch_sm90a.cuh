@@ -68,7 +68,8 @@ inline Choice choose(int row_tiles, int padded_groups, int multiprocessors) {
     for (const int groups : {8, 16}) {
         const Choice two{kTwo, groups}, many{kMany, groups};
         if (!fits(two)) continue;
-        return row_tiles <= 2 * clusters_at_once(padded_groups, two, multiprocessors) ? two : many;
+        const bool small = blocks_of(padded_groups, two) <= kLeastCluster;  // larger clusters wait for one another
+        return small && row_tiles > 2 * clusters_at_once(padded_groups, two, multiprocessors) ? many : two;
     }
     const int groups = static_cast<int>(round_up(ceil_div(padded_groups, kPortableCluster), kTree));
     return {kFour, std::min(groups, kMostGroups)};
