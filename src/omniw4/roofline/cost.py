@@ -2,8 +2,8 @@
 
 Two times are given for every kernel. ``ideal`` is the bare roofline, ``max(operations / rate, bytes / bandwidth)``: no
 kernel is faster. ``predicted`` adds what keeps real kernels from it: a fixed cost for each launch, tiles that do not
-fill the last round of multiprocessors, and the share of the peak that a good kernel sustains (docs/roofline.md has the
-measurements behind the three constants).
+fill the last round of multiprocessors, the share of the peak that a good kernel sustains, a quantizer's arithmetic on CUDA
+cores (docs/roofline.md has the measurements behind the constants).
 
 Source of the model: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 """
@@ -23,6 +23,8 @@ LAUNCH_US = 3.0  # a kernel inside a CUDA graph: start, first loads, last stores
 TENSOR_SHARE = 0.75  # of the tensor cores' peak, where all multiprocessors are busy
 ATTENTION_SHARE = 0.5  # the same for attention: softmax runs between the products
 MEMORY_SHARE = 0.85  # of the memory's peak
+CORE_SHARE = 0.55  # of the CUDA cores' issue slots, for the quantizers
+QUANTIZER_INSTRUCTIONS = 34  # of a lane for each value: rotation, absmax, codes (docs/hopper.md)
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (256, 128))  # rows and columns a block of a GEMM owns
 QUERY_TILE = 128  # query rows a block of attention owns
 
@@ -33,7 +35,7 @@ class Kernel:
 
     ``ops``: operations by operand type, such as ``{"int8": 2·M·N·K, "fp16": 2·M·N·R}``; they take turns on the tensor
     cores. ``cuts``: the ways to cut the work, each as (blocks, share of the work that one block does, padding
-    included); empty for a kernel that streams memory.
+    included); empty for a kernel that streams memory. ``instructions``: of CUDA cores, each of one lane.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Kernel:
     bytes: float
     cuts: tuple[tuple[int, float], ...] = ()
     share: float = TENSOR_SHARE
+    instructions: float = 0.0
 
     def compute_us(self, gpu: Gpu) -> float:
         """Time of the operations at the peak rates."""
@@ -58,7 +61,10 @@ class Kernel:
         sms = gpu.multiprocessors
         rounding = min((-(-blocks // sms) * sms * part for blocks, part in self.cuts), default=1.0)
         compute = self.compute_us(gpu) * rounding / tensor_share
-        return LAUNCH_US + max(compute, self.memory_us(gpu) / memory_share)
+        cores = (
+            2e-6 * self.instructions / gpu.fp32 / CORE_SHARE if gpu.fp32 else 0.0
+        )  # a fused multiply-add counts twice
+        return LAUNCH_US + max(compute, cores, self.memory_us(gpu) / memory_share)
 
 
 def supported(gpu: Gpu, width: str) -> bool:
@@ -91,7 +97,12 @@ def linear(gpu: Gpu, width: str, m: int, n: int, k: int, rank: int = 0) -> list[
     down, up = HALF * k * rank, HALF * n * rank
     low_rank = {"fp16": 2.0 * m * n * rank} if rank else {}
     return [
-        Kernel("quantize", {"fp16": 2.0 * m * k * rank} if rank else {}, x + down + codes),
+        Kernel(
+            "quantize",
+            {"fp16": 2.0 * m * k * rank} if rank else {},
+            x + down + codes,
+            instructions=float(QUANTIZER_INSTRUCTIONS) * m * k,
+        ),
         Kernel("gemm", {integer: products, **low_rank}, codes + weights + up + y, cuts),
     ]
 

@@ -18,7 +18,8 @@ RATES = ("fp16", "fp8", "int8", "int4")
 class Gpu:
     """One GPU's ceilings.
 
-    ``rates``: 10^12 operations a second by operand type; None where the type is missing or emulated.
+    ``rates``: 10^12 operations a second by operand type; None where the type is missing or emulated. ``fp32``: the same
+    of CUDA cores; None where no data sheet is known.
     ``measured``: the ceilings were reached by real kernels, and are not a data sheet's.
     """
 
@@ -31,6 +32,7 @@ class Gpu:
     match: tuple[str, ...] = ()
     sources: tuple[str, ...] = field(default=())
     measured: bool = False
+    fp32: float | None = None
 
     def ridge(self, rate: str) -> float | None:
         """Operations a byte at which compute takes as long as memory; None without that rate."""
@@ -79,4 +81,5 @@ def _parse(name: str, entry: dict[str, Any]) -> Gpu:
         rates={rate: entry[rate] if entry[rate] is None else float(entry[rate]) for rate in RATES},
         match=tuple(entry["match"]),
         sources=tuple(entry["sources"]),
+        fp32=float(entry["fp32"]),
     )
