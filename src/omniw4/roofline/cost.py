@@ -2,8 +2,8 @@
 
 Two times are given for every kernel. ``ideal`` is the bare roofline, ``max(operations / rate, bytes / bandwidth)``: no
 kernel is faster. ``predicted`` adds what keeps real kernels from it: a fixed cost for each launch, tiles that do not
-fill the last round of multiprocessors, the share of the peak that a good kernel sustains, a quantizer's arithmetic on CUDA
-cores (docs/roofline.md has the measurements behind the constants).
+fill the last round of multiprocessors, the share of the peak that a good kernel sustains, and what a quantizer computes
+on CUDA cores (docs/roofline.md has the measurements behind the constants).
 
 Source of the model: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 """
