@@ -67,16 +67,17 @@ def test_operands_that_do_not_belong_together(device: torch.device) -> None:
     gemm = (acts[0], acts[1], qweight, w_scales, acts[2], up, module.bias, None, len(x), module.out_features)
     rest = (spec.act_bits, "plain", x.dtype, module.layout)
     assert_same(ops.gemm_lora_up(*gemm, *rest), wanted, "the ops by hand")
-    for position, wrong in {
-        0: acts[0].flatten()[:-1],
-        1: acts[1].double(),
-        2: qweight[:-1],
-        3: w_scales.flatten(),
-        5: up[..., :-1] if up is not None else None,
-        6: torch.zeros(3, device=device, dtype=x.dtype),
-        8: len(x) + 16,  # a family that pads tokens to 16 cannot tell one more of them from its padding
-        9: module.out_features * 64,
-    }.items():
+    for position, wrong in (
+        (0, acts[0].flatten()[:-1]),
+        (1, acts[1].double()),
+        (2, qweight[:-1]),
+        (3, w_scales.flatten()),
+        (5, up[..., :-1] if up is not None else None),
+        (5, up.flatten() if up is not None else None),
+        (6, torch.zeros(3, device=device, dtype=x.dtype)),
+        (8, len(x) + 16),  # a family that pads tokens to 16 cannot tell one more of them from its padding
+        (9, module.out_features * 64),
+    ):
         changed = list(gemm)
         changed[position] = wrong
         with pytest.raises(OpError):

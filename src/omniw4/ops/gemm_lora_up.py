@@ -139,12 +139,12 @@ def _check_low_rank(
     lora_act: torch.Tensor, proj_up: torch.Tensor, tokens: int, out_features: int, segments: int
 ) -> None:
     require_dtype(_OP, "proj_up", proj_up, *FLOATS)
-    rank = proj_up.shape[1]
     require(
         proj_up.dim() == 2 and proj_up.shape[0] >= out_features,
         _OP,
         f"proj_up has shape {list(proj_up.shape)}, wanted [{out_features}, R]",
     )
+    rank = proj_up.shape[1]
     if lora_act.dim() == 4:
         require_dtype(_OP, "packed lora_act", lora_act, *HALVES)
         require_shape(_OP, "packed lora_act", lora_act, ((tokens + 15) // 16, (rank + 15) // 16, 32, 8))
