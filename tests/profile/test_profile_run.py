@@ -133,15 +133,18 @@ def test_the_verb(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert [engine["name"] for engine in document["engines"]] == ["hf", "reference"]
     assert json.loads((out / "profile.json").read_text()) == document
     assert sorted(p.name for p in out.iterdir()) == ["profile.json", "trace-hf.json.gz", "trace-reference.json.gz"]
+    (out / "notes.txt").write_text("x")
     assert app.run([*arguments, "--engine", "hf"]) == 0, "an earlier profile is replaced"
     shown = capfd.readouterr().out
+    assert (out / "notes.txt").read_text() == "x"
+    assert [engine["name"] for engine in json.loads((out / "profile.json").read_text())["engines"]] == ["hf"]
     assert "hf: longest kernels" in shown
     assert "ui.perfetto.dev" in shown
 
 
 def test_user_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "file").write_text("x")
+    (tmp_path / "precious" / "profile.json").write_text('{"user": "settings"}')
     out = ["--out", str(tmp_path / "out")]
     for arguments in (
         ["--what", "codec", *out], ["--tiny", "--engine", "tpu", *out], ["--tiny", "--engine", "w4a4x", *out],
@@ -153,4 +156,4 @@ def test_user_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         assert told.out == ""
         assert sum(line.startswith("error: ") for line in told.err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-    assert (tmp_path / "precious" / "file").read_text() == "x"
+    assert (tmp_path / "precious" / "profile.json").read_text() == '{"user": "settings"}'

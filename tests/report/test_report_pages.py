@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from omniw4 import report
-from omniw4.errors import OutputExistsError, UsageError
+from omniw4.errors import OutputExistsError, StorageError, UsageError
 from omniw4.report import html, markdown, plots, results
 from omniw4.tensors import LinearSpec
 from tiny_models import qwen3, write_checkpoint
@@ -167,13 +168,54 @@ def test_without_matplotlib_the_error_says_what_helps(
     report.write(document, tmp_path / "report", with_plots=False)
 
 
-def test_only_an_earlier_report_is_replaced(document: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(OutputExistsError):
-        report.write(document, tmp_path / "mine", with_plots=False)
-    for _ in range(2):
-        report.write(document, tmp_path / "report", with_plots=False)
+def test_only_the_report_s_own_files_are_replaced(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine" / "src").mkdir(parents=True)
+    others = [tmp_path / "mine" / "thesis.tex", tmp_path / "mine" / "src" / "main.py"]
+    for file in others:
+        file.write_text("x")
+    for name in ("first", "second"):
+        report.write({**document, "name": name}, tmp_path / "mine", with_plots=False)
+        assert all(file.read_text() == "x" for file in others)
+        assert all(name in (tmp_path / "mine" / f"report.{kind}").read_text() for kind in ("html", "json", "md"))
+    names = {entry.name for entry in (tmp_path / "mine").iterdir()}
+    assert names == {"thesis.tex", "src", "report.html", "report.json", "report.md"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("report.json", '{"coverage": 1}'), ("report.json", "x"), ("report.md", "# My thesis")]
+)
+def test_somebody_else_s_file_of_the_same_name_stays(
+    document: dict[str, Any], tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(OutputExistsError, match=f"{name}' is of no earlier result"):
+        report.write(document, tmp_path, with_plots=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == content
+
+
+def test_a_report_that_was_interrupted_is_replaced(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of its files were written."""
+    real = os.replace
+    for allowed in range(3):
+        out = tmp_path / str(allowed)
+        done: list[object] = []
+
+        def replace(source: Any, target: Any, done: list[object] = done, allowed: int = allowed) -> None:
+            if len(done) == allowed:
+                raise OSError(28, "No space left on device")
+            done.append(target)
+            real(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            with pytest.raises(StorageError, match="No space left"):
+                report.write(document, out, with_plots=False)
+        assert len(list(out.iterdir())) == allowed, "no temporary file stays"
+        report.write(document, out, with_plots=False)
+        assert len(list(out.iterdir())) == 3
 
 
 def test_markdown_tables_have_equal_rows(document: dict[str, Any]) -> None:

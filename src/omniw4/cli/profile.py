@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omniw4 import __version__
 from omniw4.cli import options
 from omniw4.cli.output import figure, table
 from omniw4.errors import UsageError
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from omniw4.profile import Engine, EngineProfile, ProfileResult
 
 _MARKER = "profile.json"
+_TRACES = "trace-*.json.gz"
+_KEYS = frozenset({"environment", "engines"})
 _WHAT = ("backbone", "omnivoice")
 
 
@@ -81,15 +83,12 @@ def command(
         raise UsageError("--tiny is for a random backbone", hint="leave MODEL and --checkpoint out, or drop --tiny")
     if model is not None and checkpoint is not None:
         require_origin(Checkpoint.open(checkpoint), model, models.source_hash(model, gguf_file=gguf_file))
-    storage.OutputFolder.check(out, overwrite=True, marker=_MARKER)
+    files = storage.OwnFiles(_MARKER, (_TRACES,), _KEYS)
+    files.check(out)
     load = _Models(model, checkpoint, what, device, _dtype(dtype, device), tiny, gguf_file, trust_remote_code)
     engines = load.engines(names or _default(what, load, device), tokens, sequences, causal)
     about = environment(device, warmup=3, repetitions=repetitions)
-    fingerprint = {"verb": "profile", "omniw4": __version__}
-    with (
-        storage.OutputFolder.begin(out, fingerprint, overwrite=True, marker=_MARKER) as folder,
-        output.progress("profiling") as bar,
-    ):
+    with tempfile.TemporaryDirectory(prefix="omniw4-profile-") as scratch, output.progress("profiling") as bar:
         result = run(
             engines,
             what=what,
@@ -99,11 +98,11 @@ def command(
             steps=steps,
             repetitions=repetitions,
             environment=about.to_dict(),
-            out=folder.result,
+            out=Path(scratch),
             on_progress=bar.step,
         )
-        storage.atomic_write_json(folder.result / _MARKER, result.to_dict())
-        folder.commit()
+        traces = {file.name: file for file in sorted(Path(scratch).glob(_TRACES))}
+        files.put(out, {_MARKER: storage.json_text(result.to_dict()), **traces})
     output.result("\n".join([about.line(), report(result, out)]), result.to_dict())
 
 

@@ -1,4 +1,4 @@
-"""The three files of a report, in a folder that appears at once and replaces only an earlier report."""
+"""The three files of a report, each replaced in one step; whatever else is in their folder stays."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from omniw4.report import html, markdown
-from omniw4.storage import OutputFolder, atomic_write, atomic_write_json
+from omniw4.storage import OwnFiles, json_text
 
-NAMES = ("report.json", "report.md", "report.html")
+FILES = OwnFiles("report.json", ("report.md", "report.html"), frozenset({"omniw4", "hash", "quality", "layers"}))
 
 
 def write(document: dict[str, Any], out: str | Path, *, with_plots: bool = True) -> Path:
-    """Write report.html, report.json and report.md.
+    """Write report.html, report.json and report.md; an earlier report is replaced, no other file is.
 
     Raises:
         UsageError: plots are wanted and matplotlib is missing; nothing was written.
-        OutputExistsError: the folder exists and holds no report.
+        OutputExistsError: the folder holds files of these names that are no report; nothing was written.
         StorageError: it cannot be written.
     """
-    pages = {"report.html": html.page(document, with_plots=with_plots), "report.md": markdown.page(document)}
-    with OutputFolder.begin(out, {"verb": "report"}, overwrite=True, marker=NAMES[0]) as folder:
-        atomic_write_json(folder.result / NAMES[0], document)
-        for name, text in pages.items():
-            atomic_write(folder.result / name, text)
-        return folder.commit()
+    files: dict[str, str | Path] = {
+        "report.json": json_text(document),
+        "report.html": html.page(document, with_plots=with_plots),
+        "report.md": markdown.page(document),
+    }
+    return FILES.put(out, files)

@@ -76,7 +76,12 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
 
 def atomic_write_json(path: str | Path, obj: Any) -> None:
     """Write an object as JSON (2 spaces, keys in their order); NaN and inf become ``null``, as JSON has neither."""
-    atomic_write(path, json.dumps(without_nan(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    atomic_write(path, json_text(obj))
+
+
+def json_text(obj: Any) -> str:
+    """What :func:`atomic_write_json` writes."""
+    return json.dumps(without_nan(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def atomic_copy(source: str | Path, target: str | Path) -> None:
