@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -60,6 +61,25 @@ def test_only_an_earlier_export_is_replaced(run: Run, checkpoint: Path, qwen3: P
     out = tmp_path / "plain"
     for _ in range(2):
         assert run("export", checkpoint, "--out", out, "--dequantize", "--overwrite").code == 0
+
+
+def test_an_interrupted_export_leaves_nothing(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omniw4.checkpoint import export
+
+    real = export.export_dequantized
+
+    def stopped(*arguments: Any, **keywords: Any) -> None:
+        real(*arguments, **keywords)
+        raise KeyboardInterrupt
+
+    command = ("export", checkpoint, "--dequantize", "--out", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "export_dequantized", stopped)
+        run(*command).failed(130, "nothing was written")
+    assert list(tmp_path.iterdir()) == []
+    assert run(*command).code == 0
 
 
 def test_a_damaged_checkpoint_is_not_exported(run: Run, checkpoint: Path, tmp_path: Path) -> None:

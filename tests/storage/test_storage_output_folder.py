@@ -91,6 +91,57 @@ def test_interrupted_run_needs_a_flag(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, StorageError])
+def test_a_verb_that_cannot_resume_leaves_nothing(tmp_path: Path, end: type[BaseException]) -> None:
+    out = tmp_path / "out"
+    make(out, "old")
+    before = folder_bytes(tmp_path)
+
+    def stop() -> None:
+        with OutputFolder.begin(out, {"verb": "a"}, overwrite=True, resumable=False) as folder:
+            fill(folder, "new")
+            raise end("disk full")
+
+    with pytest.raises(end):
+        stop()
+    assert folder_bytes(tmp_path) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_interrupt_between_two_renames_keeps_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no atomic exchange, the old folder lies in ``partial`` for a moment."""
+    out = tmp_path / "out"
+    make(out, "old")
+    before = folder_bytes(tmp_path)
+    real = output_folder.os.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if Path(source).name == "result":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(output_folder, "_exchange", lambda *_: False)
+    monkeypatch.setattr(output_folder.os, "rename", rename)
+    with pytest.raises(KeyboardInterrupt):
+        make(out, "new", {"verb": "a"}, overwrite=True, resumable=False)
+    assert folder_bytes(tmp_path) == before
+
+
+def test_what_a_killed_run_left_is_dropped_only_by_its_own_verb(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupt(out, {"verb": "a"})
+    with pytest.raises(OutputExistsError, match="interrupted run") as caught:
+        OutputFolder.begin(out, {"verb": "b"}, resumable=False)
+    assert "--resume" not in caught.value.hint
+    assert "--overwrite" in caught.value.hint
+    assert (tmp_path / "out.partial" / "layer0").exists()
+    with OutputFolder.begin(out, {"verb": "a", "of": "another model"}, resumable=False) as folder:
+        assert not folder.resumed
+        assert not (folder.partial / "layer0").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_resume_refuses_other_inputs_by_name(tmp_path: Path) -> None:
     interrupt(tmp_path / "out")
     before = folder_bytes(tmp_path)

@@ -122,7 +122,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as e:
         hint = "name a folder written by omniw4 quantize"
         if any(parent.name.endswith(".partial") for parent in path.absolute().parents):
-            hint = "this is an unfinished run: repeat the command that made it with --resume"
+            hint = "this is an unfinished run: repeat the command that made it; `omniw4 quantize` takes --resume"
         raise MissingFileError(f"no {path.name} in {str(path.parent)!r}", hint=hint) from e
     except OSError as e:
         raise UnreadableFileError(f"cannot read {str(path)!r}: {e.strerror or e}") from e

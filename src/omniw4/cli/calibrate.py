@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,9 +67,8 @@ def command(
     device = team.join(device)
     options.check_device(device)
     models.check_dtype(dtype)
-    replace = overwrite or _only_a_torn_calibration(out)
     if team.last:
-        storage.OutputFolder.check(out, overwrite=replace, marker="stats.json")
+        storage.OutputFolder.check(out, overwrite=overwrite, marker="stats.json")
     hidden = calibrate.read_hidden(source, strict=strict) if source is not None else None
     spoken = calibrate.read_prompts(prompts) if prompts is not None else None
     docs = calibrate.read_text(dataset) if hidden is None and spoken is None else []
@@ -97,7 +95,9 @@ def command(
         loaded, data, resident = load()
         calibrate.contribute(loaded, data, relay, batch_size=chosen.batch_size, resident=resident)
         return
-    with storage.OutputFolder.begin(out, {"verb": "calibrate"}, overwrite=replace, marker="stats.json") as folder:
+    with storage.OutputFolder.begin(
+        out, {"verb": "calibrate"}, overwrite=overwrite, marker="stats.json", resumable=False
+    ) as folder:
         loaded, data, resident = load()
         for warning in data.warnings:
             output.warn(warning)
@@ -161,12 +161,3 @@ def _told(fingerprint: dict[str, Any]) -> str:
     begin = f"BOS {bos['token']}" if bos["token"] is not None else "no BOS"
     counts = f"{fingerprint['samples']}×{fingerprint['seq_len']} ({fingerprint['tokens']} tokens)"
     return f"{fingerprint['dataset']}: {counts}, {begin} ({bos['policy']})"
-
-
-def _only_a_torn_calibration(out: Path) -> bool:
-    """Whether ``out`` is free but for what a killed calibration left, which is of no use to anyone."""
-    try:
-        left = json.loads((out.with_name(f"{out.name}.partial") / "fingerprint.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return not out.exists() and isinstance(left, dict) and left.get("verb") == "calibrate"

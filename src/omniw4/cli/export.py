@@ -53,7 +53,7 @@ def command(
     checkpoint.check_hashes()
     fingerprint = {"verb": "export", "omniw4": __version__, "checkpoint": checkpoint.hash, "format": chosen}
     with (
-        storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, marker=NOTE) as folder,
+        storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, marker=NOTE, resumable=False) as folder,
         output.progress("exporting") as bar,
     ):
         if chosen == "seed":

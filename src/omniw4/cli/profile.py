@@ -101,6 +101,7 @@ def command(
             out=Path(scratch),
             on_progress=bar.step,
         )
+        result.hash = Checkpoint.open(checkpoint).hash if checkpoint is not None else None
         traces = {file.name: file for file in sorted(Path(scratch).glob(_TRACES))}
         files.put(out, {_MARKER: storage.json_text(result.to_dict()), **traces})
     output.result("\n".join([about.line(), report(result, out)]), result.to_dict())

@@ -28,9 +28,18 @@ class OutputFolder:
         resumed: True when ``partial`` holds the work of an earlier run with the same fingerprint.
     """
 
-    def __init__(self, out: Path, partial: Path, lock: int, overwrite: bool, resumed: bool, marker: str | None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        partial: Path,
+        lock: int,
+        overwrite: bool,
+        resumed: bool,
+        marker: str | None,
+        resumable: bool = True,
+    ) -> None:
         self.out, self.partial, self.resumed = out, partial, resumed
-        self._marker = marker
+        self._marker, self._resumable = marker, resumable
         self.result = partial / "result"
         self._lock: int | None = lock
         self._overwrite = overwrite
@@ -44,6 +53,7 @@ class OutputFolder:
         overwrite: bool = False,
         resume: bool = False,
         marker: str | None = None,
+        resumable: bool = True,
     ) -> OutputFolder:
         """Lock ``<out>.partial/`` and make it ready.
 
@@ -53,6 +63,8 @@ class OutputFolder:
             overwrite: replace an existing ``out`` on commit; without ``resume``, also drop an interrupted run.
             resume: go on with an interrupted run if there is one.
             marker: a file that every result of this kind holds; ``overwrite`` replaces no folder without it.
+            resumable: whether the verb can go on with an interrupted run. Where it cannot, ``partial`` goes with every
+                end but a kill, and what a kill left of the same ``fingerprint["verb"]`` is dropped without a word.
 
         Raises:
             OutputExistsError: ``out`` or an interrupted run exists, and no flag says what to do with it.
@@ -69,7 +81,8 @@ class OutputFolder:
             try:
                 _finish_interrupted_commit(out, partial)
                 _refuse_existing(out, overwrite, marker)
-                resumed = _leftover_is_wanted(out, partial, fingerprint, overwrite, resume)
+                useless = not resumable and _verb_of(partial) == fingerprint.get("verb")
+                resumed = _leftover_is_wanted(out, partial, fingerprint, overwrite or useless, resume, resumable)
                 for entry in partial.iterdir():
                     if not resumed or entry.name == "result":
                         _remove(entry)
@@ -82,7 +95,7 @@ class OutputFolder:
                     partial.rmdir()  # only when empty
                 os.close(lock)
                 raise
-        return cls(out, partial, lock, overwrite, resumed, marker)
+        return cls(out, partial, lock, overwrite, resumed, marker, resumable)
 
     @staticmethod
     def partial_of(out: str | Path) -> Path:
@@ -133,11 +146,13 @@ class OutputFolder:
         self.close()
 
     def close(self) -> None:
-        """Give the lock back; work worth resuming stays in ``partial``, an empty one is removed."""
+        """Give the lock back; work that can be resumed stays in ``partial``, any other is removed."""
         if self._lock is None:
             return
         with contextlib.suppress(OSError):
-            if not _holds_work(self.partial):
+            if not self._resumable:
+                _finish_interrupted_commit(self.out, self.partial)  # the old folder may be in there
+            if not self._resumable or not _holds_work(self.partial):
                 shutil.rmtree(self.partial)
         os.close(self._lock)
         self._lock = None
@@ -195,13 +210,26 @@ def _lock_folder(partial: Path) -> int:
         os.close(descriptor)
 
 
-def _leftover_is_wanted(out: Path, partial: Path, fingerprint: dict[str, Any], overwrite: bool, resume: bool) -> bool:
+def _verb_of(partial: Path) -> str | None:
+    """The verb that an interrupted run was of; None where nothing says so."""
+    try:
+        found = json.loads((partial / "fingerprint.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found.get("verb") if isinstance(found, dict) else None
+
+
+def _leftover_is_wanted(
+    out: Path, partial: Path, fingerprint: dict[str, Any], overwrite: bool, resume: bool, resumable: bool
+) -> bool:
     if not _holds_work(partial) or (overwrite and not resume):
         return False
     if not resume:
         raise OutputExistsError(
             f"an interrupted run is in {str(partial)!r}",
-            hint="go on with --resume, or start again with --overwrite",
+            hint="go on with --resume, or start again with --overwrite"
+            if resumable
+            else "give --out another name, or drop that run with --overwrite",
         )
     try:
         found = json.loads((partial / "fingerprint.json").read_text(encoding="utf-8"))
