@@ -44,6 +44,8 @@ def test_every_verb_s_result_is_in_the_report(page: Path) -> None:
     document = json.loads((page.parent / "report.json").read_text(encoding="utf-8"))
     assert [row["recipe"] for row in document["quality"]] == ["", "again"]
     assert all(document[kind] for kind in ("bench", "profile", "roofline"))
+    assert document["notes"] == [], "verify, bench and profile tell their checkpoint"
+    assert all(document[kind]["hash"] == document["hash"] for kind in ("bench", "profile"))
     assert document["layers"][0]["held_out_error"] is not None
     text = page.read_text(encoding="utf-8")
     for heading in ("Quality", "Worst linears", "Where the time goes", "Measured times", "Roofline", "Recipe"):

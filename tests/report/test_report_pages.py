@@ -119,6 +119,38 @@ def test_results_beside_the_checkpoint_are_found(folder: Path) -> None:
         (folder / "verify.json").unlink()
 
 
+def test_results_of_another_checkpoint_are_refused_by_name(
+    folder: Path, document: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "other.json"
+    timed = {"environment": {}, "ops": [], "ceiling": None}
+    for verdict, hint in ((VERDICT, f"NAME={file}"), (timed, "omniw4 bench")):
+        file.write_text(json.dumps({**verdict, "hash": "f" * 64}))
+        with pytest.raises(
+            UsageError, match=f"other.json' are of another checkpoint: content hash {'f' * 16}"
+        ) as caught:
+            report.collect(folder, [str(file)])
+        assert hint in caught.value.hint
+        file.write_text(json.dumps({**verdict, "hash": document["hash"]}))
+        assert report.collect(folder, [str(file)])["notes"] == []
+
+
+def test_results_that_do_not_tell_their_checkpoint_are_noted(document: dict[str, Any]) -> None:
+    assert document["notes"] == ["verify.json (verify) does not say which checkpoint it is of"]
+    for page in (html.page(document, with_plots=False), markdown.page(document)):
+        assert "verify.json (verify) does not say which checkpoint it is of" in page
+
+
+def test_another_recipe_is_of_the_same_model(folder: Path, document: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "rtn.json"
+    source = document["provenance"]["source"]
+    file.write_text(json.dumps({**VERDICT, "hash": "f" * 64, "model": source}))
+    assert report.collect(folder, [f"rtn={file}"])["quality"][0]["recipe"] == "rtn"
+    file.write_text(json.dumps({**VERDICT, "model": {"name": "llama", "hash": "0" * 63}}))
+    with pytest.raises(UsageError, match=f"'rtn' are of another model: 'llama', .* was made from '{source['name']}'"):
+        report.collect(folder, [f"rtn={file}"])
+
+
 def test_a_label_names_another_recipe(verdict: Path) -> None:
     assert (results.read(f"rtn={verdict}").label, results.read(str(verdict)).label) == ("rtn", "")
     odd = verdict.with_name("a=b.json")

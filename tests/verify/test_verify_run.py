@@ -62,7 +62,7 @@ def test_a_sound_checkpoint_passes(result):
     assert result.peak_memory_bytes > 0
 
 
-def test_the_document_has_the_documented_keys(result):
+def test_the_document_has_the_documented_keys(folders, result):
     document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     for key in (
         "passed",
@@ -76,6 +76,8 @@ def test_the_document_has_the_documented_keys(result):
         "path",
     ):
         assert key in document
+    assert document["hash"] == Checkpoint.open(folders[0]).hash
+    assert document["model"] == Checkpoint.open(folders[0]).provenance["source"]
     assert document["perplexity"].keys() >= {"reference", "quantized", "ratio"}
     assert document["gates"][0].keys() >= {"name", "passed", "value", "limit", "detail"}
     assert document["layers"][0].keys() >= {"path", "relative_error", "sqnr_db", "op_error", "op_tolerance"}

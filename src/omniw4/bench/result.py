@@ -163,6 +163,7 @@ class BenchResult:
     omnivoice: list[OmniVoiceRow] = field(default_factory=list)
     linear: list[Contest] = field(default_factory=list)
     quantizer: list[QuantizerRow] = field(default_factory=list)
+    hash: str | None = None  # content hash of the checkpoint; None without one
     notes: list[str] = field(default_factory=list)  # what must be said wherever a number of this run is printed
 
     @property
@@ -178,6 +179,7 @@ class BenchResult:
             "environment": self.environment.to_dict(),
             "dtype": self.dtype,
             "path": self.path,
+            "hash": self.hash,
             "ceiling": asdict(self.ceiling) if self.ceiling else None,
             "notes": self.notes,
             "summary": summary(self.linear),

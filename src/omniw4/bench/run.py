@@ -85,6 +85,7 @@ def run(
     result = BenchResult(
         environment(target, warmup=warmup, repetitions=repetitions), str(run_dtype).removeprefix("torch."), path
     )
+    result.hash = checkpoint.hash if checkpoint is not None else None
     if not on_gpu and set(what) & {"ops", "model", "backbone"}:
         result.notes.append(_ON_CPU)
     if path == "mma_s4" and on_gpu and torch.cuda.get_device_capability(target) >= (9, 0):

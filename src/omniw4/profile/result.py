@@ -90,6 +90,7 @@ class ProfileResult:
     steps: int
     engines: list[EngineProfile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    hash: str | None = None  # content hash of the checkpoint; None without one
 
     def speedup(self, index: int) -> float | None:
         """The first engine's step over this one's; None for the first."""

@@ -26,18 +26,20 @@ def collect(folder: str | Path, results: Sequence[str] = ()) -> dict[str, Any]:
 
     Raises:
         CheckpointError: the folder breaks a rule of docs/checkpoint-format.md.
-        UsageError: a file of results cannot be read.
+        UsageError: a file of results cannot be read, or is of another checkpoint or model.
     """
     summary = summarize(folder)
     checkpoint = Checkpoint.open(folder)
     found = read_all([*beside(Path(folder)), *results])
     for result in found:
         _check(result)
+        _check_subject(result, summary)
     mine = {result.kind: result.document for result in found if not result.label}
     layers = _layers(summary, mine.get("verify"))
     document = {
         "omniw4": omniw4.__version__,
         "name": summary.name,
+        "notes": _notes(found),
         "hash": summary.hash,
         "passed": mine["verify"]["passed"] if "verify" in mine else None,
         "gates": mine.get("verify", {}).get("gates", []),
@@ -77,6 +79,30 @@ def _check(result: Result) -> None:
             f"of it prints ({type(e).__name__}: {e})",
             hint=f"run `omniw4 {result.kind}` again with --json",
         ) from e
+
+
+def _check_subject(result: Result, summary: Summary) -> None:
+    """Refuse what another checkpoint gave, and another recipe's verdict on another model."""
+    if not result.label and result.hash is not None and result.hash != summary.hash:
+        again = f"run `omniw4 {result.kind}` on this checkpoint"
+        raise UsageError(
+            f"results {result.file!r} are of another checkpoint: content hash {result.hash[:16]}, that of "
+            f"{summary.name!r} is {summary.hash[:16]}",
+            hint=f"{again}, or show it as another recipe's: NAME={result.file}" if result.kind == "verify" else again,
+        )
+    judged, origin = result.document.get("model"), summary.provenance.get("source") or {}
+    if result.label and isinstance(judged, dict) and judged and judged.get("hash") != origin.get("hash"):
+        raise UsageError(
+            f"results {result.file!r} for {result.label!r} are of another model: {judged.get('name')!r}, "
+            f"{summary.name!r} was made from {origin.get('name')!r}",
+            hint="recipes are compared on one model",
+        )
+
+
+def _notes(found: Sequence[Result]) -> list[str]:
+    """What must be said of results that do not tell their checkpoint: an older version's, or none was given."""
+    silent = [r for r in found if not r.label and r.hash is None and r.kind != "roofline"]
+    return [f"{Path(r.file).name} ({r.kind}) does not say which checkpoint it is of" for r in silent]
 
 
 def _sizes(summary: Summary, checkpoint: Checkpoint) -> dict[str, Any]:

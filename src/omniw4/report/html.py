@@ -81,7 +81,7 @@ def _head(document: dict[str, Any]) -> str:
     )
     return (
         f'<h1>{escape(document["name"])}</h1><p class="lead">{source}, {count} linears quantized{verdict}</p>'
-        f'<div class="facts">{cards}</div>'
+        f'<div class="facts">{cards}</div>{_notes(document)}'
     )
 
 

@@ -16,6 +16,7 @@ def page(document: dict[str, Any]) -> str:
     if document["passed"] is not None:
         parts.append(f"Verification: **{'passed' if document['passed'] else 'failed'}**.")
     parts.append("\n".join(f"- **{value}** {_text(what)}" for value, what in tables.facts(document)))
+    parts += [_text(f"Note: {note}.") for note in document["notes"]]
     if (quality := tables.quality(document)) is not None:
         parts += ["## Quality", _table(quality)]
     failed = [gate for gate in document["gates"] if not gate["passed"]]

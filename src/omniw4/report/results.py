@@ -22,11 +22,23 @@ KINDS = tuple(_KEYS)
 
 @dataclass(frozen=True)
 class Result:
-    """A document of one verb; ``label`` names another recipe, and is empty for the checkpoint of the report."""
+    """A document of one verb.
+
+    Attributes:
+        label: names another recipe; empty for the checkpoint of the report.
+        file: where it was read from, for messages.
+    """
 
     kind: str
     label: str
     document: dict[str, Any]
+    file: str = ""
+
+    @property
+    def hash(self) -> str | None:
+        """Content hash of the checkpoint it is of; None where it does not say."""
+        found = self.document.get("hash")
+        return found if isinstance(found, str) else None
 
 
 def read(text: str) -> Result:
@@ -54,7 +66,7 @@ def read(text: str) -> Result:
         raise UsageError(
             f"results {text!r} name another recipe, and are of {kind}", hint="only verdicts of verify are compared"
         )
-    return Result(kind, label, document)
+    return Result(kind, label, document, str(path))
 
 
 def kind_of(document: Any) -> str | None:

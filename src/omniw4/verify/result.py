@@ -98,6 +98,8 @@ class VerifyResult:
     hidden_error: float | None = None  # ‖ĥ - h‖² / ‖h‖² of the last hidden state
     decoding: DecodingCheck | None = None  # of prompts; KL and agreement above are then those of decoding
     dtype: str = ""
+    hash: str | None = None  # content hash of the checkpoint; None when its structure is broken
+    model: dict[str, str] = field(default_factory=dict)  # the original as it was given: name, hash
     windows: dict[str, Any] = field(default_factory=dict)  # text hash, count, length, token starts, hash of the ids
     bos: dict[str, Any] = field(default_factory=dict)  # policy at calibration, at evaluation, and whether they agree
     warnings: list[str] = field(default_factory=list)

@@ -20,6 +20,7 @@ from omniw4.calibrate.sources import HiddenSource
 from omniw4.checkpoint.origin import other_origin
 from omniw4.checkpoint.reader import Checkpoint
 from omniw4.checkpoint.schema import MANIFEST
+from omniw4.checkpoint.source import source_name
 from omniw4.config import Verify
 from omniw4.errors import (
     CheckpointError,
@@ -78,12 +79,12 @@ def run(
         checkpoint = _open(directory, result, tell)
     if checkpoint is None:
         return _finish(result, device)
-    result.effective_bits = checkpoint.effective_bits()
+    result.effective_bits, result.hash = checkpoint.effective_bits(), checkpoint.hash
     with _stage(result, "load"):
         source = models.load(
             model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
         )
-        reference = source.model
+        reference, result.model = source.model, {"name": source_name(source), "hash": source.hash}
         require_linears(reference, checkpoint, source.source)
         if (
             dtype == "auto"
