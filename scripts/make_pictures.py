@@ -19,9 +19,11 @@ TITLE = "Perplexity over the unquantized model's: SmolLM2-135M, all 210 linears,
 WIDTH, LEFT, RIGHT, ROW, GAP, TOP = 860, 250, 60, 20, 12, 56
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1c1d1f }
+  .page { fill: #ffffff }
   .title { font-size: 15px; font-weight: 600 } .muted { fill: #6a6d73 } .axis { stroke: #6a6d73 }
   .text0 { fill: #2b5fd0 } .text1 { fill: #d9622b }
   @media (prefers-color-scheme: dark) {
+    .page { fill: #17181a }
     text { fill: #e7e8ea } .muted { fill: #9a9da4 } .text0 { fill: #7aa2ff } .text1 { fill: #ff9d66 }
   }
 """
@@ -51,6 +53,7 @@ def picture(table: dict[str, dict[str, float]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">',
         f"<style>{STYLE}</style>",
+        f'<rect class="page" width="{WIDTH}" height="{height}"/>',
         f'<text class="title" x="8" y="20">{label}</text>',
     ]
     at = 8.0

@@ -38,6 +38,11 @@ def test_bars_are_as_long_as_their_figures(generator: ModuleType) -> None:
     svg = "{http://www.w3.org/2000/svg}"
     widths = [float(rect.get("width", 0)) for rect in root.iter(f"{svg}rect") if rect.get("x") == str(generator.LEFT)]
     assert widths == [pytest.approx(widths[2] / 4, abs=0.1), pytest.approx(widths[2] / 2, abs=0.1), widths[2]]
+    page = next(root.iter(f"{svg}rect"))
+    assert ["0", "0", page.get("width"), page.get("height")] == root.get("viewBox", "").split(), (
+        "text on a page of its own"
+    )
+    assert root.findtext(f"{svg}style", "").count(".page { fill: ") == 2, "light and dark, as the text"
     told = [text.text for text in root.iter(f"{svg}text")]
     assert {"1.500", "2.000", "1.250", "a<b", "good"} <= set(told)
 
