@@ -93,13 +93,19 @@ def test_a_fused_step_has_what_the_engine_launches() -> None:
 def test_model_and_checkpoint_give_the_same_shapes(model: Path) -> None:
     source = roofline.of_source(str(model / "source"), 8)
     quantized = roofline.of_checkpoint(model / "checkpoint")
-    assert {(op.name, op.n, op.k, op.count, op.rank) for op in source.linears} == {
-        (op.name, op.n, op.k, op.count, op.rank) for op in quantized.linears
-    }
+    assert source.linears == quantized.linears
+    parts = [op.name.rpartition(".")[2] for op in quantized.linears]
+    assert parts == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "as they run"
     assert set(source.norms) == set(quantized.norms)
     assert (source.layers, source.heads, source.kv_heads, source.head_dim) == (2, 4, 2, 32)
     assert (quantized.layers, quantized.heads, quantized.kv_heads, quantized.head_dim) == (2, 4, 2, 32)
     assert {(n.name, n.elements, n.count) for n in source.norms if "q_norm" in n.name} == {("self_attn.q_norm", 128, 2)}
+
+
+def test_linears_of_unknown_roles_keep_their_place() -> None:
+    shapes = {f"layers.0.{name}": (64, 64, 0) for name in ("mlp.down_proj", "mlp.router", "self_attn.q_proj")}
+    backbone = roofline.of_config("x", {"num_attention_heads": 1, "hidden_size": 64}, shapes, {})
+    assert [op.name for op in backbone.linears] == ["self_attn.q_proj", "mlp.router", "mlp.down_proj"]
 
 
 def test_attention_counts_the_square_of_each_sequence() -> None:
@@ -143,6 +149,10 @@ def test_bad_numbers_of_tokens() -> None:
     assert parse_tokens("1, 704") == [1, 704]
     for text in ("0", "x", "", "1,-2", "1.5"):
         with pytest.raises(UsageError, match="--tokens"):
+            parse_tokens(text)
+    assert parse_tokens("1048576,00000000007") == [1 << 20, 7]
+    for text, found in (("1048577", "1048577"), ("9" * 20, "9" * 20), ("704," + "9" * 5000, "a number of 5000 digits")):
+        with pytest.raises(UsageError, match=f"at most 1048576 tokens a forward, found {found}$"):
             parse_tokens(text)
 
 

@@ -14,6 +14,7 @@ from omniw4.errors import UsageError
 if TYPE_CHECKING:
     from omniw4.roofline import Backbone, Gpu, Roofline
 
+MOST_TOKENS = 1 << 20
 _TITLES = {"fp16": "FP16", "fp8": "FP8", "w4a8": "W4A8", "w4a4": "W4A4"}
 
 
@@ -28,7 +29,9 @@ def command(
         str,
         typer.Option("--gpu", metavar="NAME", help="L4, A100, RTX4090, H100, H200; auto: the one here, measured."),
     ] = "H200",
-    tokens: Annotated[str, typer.Option("--tokens", metavar="M,...", help="Tokens of a forward.")] = "704",
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="M,...", help="Tokens of a forward, at most 1048576.")
+    ] = "704",
     sequences: Annotated[
         int, typer.Option("--sequences", metavar="N", min=1, help="Sequences that attention sees, of equal length.")
     ] = 1,
@@ -69,10 +72,19 @@ def command(
 
 
 def parse_tokens(text: str) -> list[int]:
-    """``"256,704"`` to ``[256, 704]``; raises UsageError for anything else than positive numbers."""
-    counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if 0 in counts:
-        raise UsageError(f"--tokens wants positive numbers, found {text!r}", hint="such as `--tokens 256,704,2048`")
+    """``"256,704"`` to ``[256, 704]``; raises UsageError for anything else than numbers from 1 to ``MOST_TOKENS``."""
+    counts = []
+    for part in text.split(","):
+        digits = part.strip().lstrip("0")
+        if not digits.isdecimal():
+            raise UsageError(f"--tokens wants positive numbers, found {text!r}", hint="such as `--tokens 256,704,2048`")
+        if len(digits) > len(str(MOST_TOKENS)) or int(digits) > MOST_TOKENS:
+            shown = digits if len(digits) <= 24 else f"a number of {len(digits)} digits"
+            raise UsageError(
+                f"--tokens wants at most {MOST_TOKENS} tokens a forward, found {shown}",
+                hint="such as `--tokens 256,704,2048`",
+            )
+        counts.append(int(digits))
     return counts
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from omniw4.errors import ModelError
 
+FORWARD = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -94,7 +95,7 @@ def of_config(
     for path, (n, k, rank) in shapes.items():
         key = (_role(path), n, k, rank)
         counted[key] = counted.get(key, 0) + 1
-    linears = tuple(LinearOp(role, n, k, count, rank) for (role, n, k, rank), count in counted.items())
+    linears = _forward_order(LinearOp(role, n, k, count, rank) for (role, n, k, rank), count in counted.items())
     widths: dict[tuple[str, int], int] = {}
     for path, width in norms.items():
         widths[_role(path), width] = widths.get((_role(path), width), 0) + 1
@@ -156,6 +157,19 @@ def _role(path: str) -> str:
     """``model.layers.3.self_attn.q_proj`` to ``self_attn.q_proj``; a path without a number keeps its last part."""
     match = _INDEX.search(path)
     return path[match.end() :] if match else path.rpartition(".")[2]
+
+
+def _forward_order(linears: Iterable[LinearOp]) -> tuple[LinearOp, ...]:
+    """A checkpoint lists linears by name, a model by construction: those of known roles in the order they run in.
+
+    A linear of another role keeps its place.
+    """
+    ops = list(linears)
+    known = [i for i, op in enumerate(ops) if op.name.rpartition(".")[2] in FORWARD]
+    ordered = sorted((ops[i] for i in known), key=lambda op: FORWARD.index(op.name.rpartition(".")[2]))
+    for i, op in zip(known, ordered, strict=True):
+        ops[i] = op
+    return tuple(ops)
 
 
 def _merge(linears: Iterable[LinearOp]) -> Iterable[LinearOp]:
