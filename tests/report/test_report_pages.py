@@ -111,6 +111,23 @@ def test_the_worst_linear_is_chosen_on_held_out_inputs(document: dict[str, Any],
     assert "Quality" not in html.page(without, with_plots=False)
 
 
+def test_whether_the_text_is_held_out_is_what_verify_found(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "verify.json"
+    warned = {**VERDICT, "warnings": ["'a' is the text of the calibration: these figures are not held-out; name ..."]}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({**VERDICT, "windows": {"held_out": True}}, "Perplexity on another text than the checkpoint was made with"),
+        ({**VERDICT, "windows": {"held_out": False}}, "on the text the checkpoint was made with, so not held-out"),
+        (warned, "on the text the checkpoint was made with, so not held-out"),
+        (VERDICT, "on a text of which is not recorded"),
+    ]
+    for verdict, told in cases:
+        file.write_text(json.dumps(verdict))
+        found = report.collect(folder, [str(file)])
+        for page in (html.page(found, with_plots=False), markdown.page(found)):
+            assert told in page
+            assert page.count("Perplexity on") == 1
+
+
 def test_results_beside_the_checkpoint_are_found(folder: Path) -> None:
     (folder / "verify.json").write_text(json.dumps(VERDICT), encoding="utf-8")
     try:

@@ -13,7 +13,7 @@ from omniw4.model import LoadedModel, block_linears, find_linears
 from omniw4.runtime.swap import swap
 from omniw4.tensors import LinearSpec
 from omniw4.verify.evaluate import compare
-from omniw4.verify.heldout import prepare
+from omniw4.verify.heldout import is_held_out, prepare
 from tiny_checkpoint import SIZES, make_tokenizer, quantize_nearest
 
 WIDTH = SIZES["hidden_size"]
@@ -105,7 +105,20 @@ def test_the_source_of_the_calibration_is_warned_about(hidden_file):
     calibration = {"data": {"source_sha256": first.record["source_sha256"], "bos": {"policy": "source", "token": None}}}
     second = prepare(loaded(seeded(Speech)), str(hidden_file), 3, 512, None, calibration)
     assert "is the text of the calibration" in second.warnings[0]
+    assert (first.record["held_out"], second.record["held_out"]) == (True, False), "data-free, and the same source"
     assert second.bos["same"] is None
+
+
+@pytest.mark.parametrize(
+    ("uses", "found"),
+    [
+        ([], True), ([{"text_sha256": "b"}], True), ([{"text_sha256": "a"}], False), ([{}], None),
+        ([{"source_sha256": "b"}], None), ([{"text_sha256": "b"}, {"text_sha256": "a"}], False),
+        ([{"source_sha256": "b"}, {"text_sha256": "a"}], False), ([{"source_sha256": "b"}, {"text_sha256": "b"}], None),
+    ],
+)  # fmt: skip
+def test_held_out_is_told_only_where_texts_can_be_compared(uses, found):
+    assert is_held_out({"text_sha256": "a"}, uses) is found
 
 
 def test_hidden_states_of_a_language_model_are_judged_by_its_head(hidden_file):

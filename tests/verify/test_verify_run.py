@@ -257,7 +257,9 @@ def test_the_text_of_the_calibration_is_warned_about(folders, tmp_path, text):
     folder = make_checkpoint(tmp_path / "out", folders[1], calibration=calibration)
     found = verify.run(folder, folders[1], dataset=str(text), settings=SETTINGS, layer_tokens=0)
     assert any("is the text of the calibration" in warning for warning in found.warnings)
+    assert found.windows["held_out"] is False
     other = verify.run(folder, folders[1], settings=SETTINGS, layer_tokens=0)
+    assert other.windows["held_out"] is True
     assert not any("is the text of the calibration" in warning for warning in other.warnings)
 
 

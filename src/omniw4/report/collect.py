@@ -147,8 +147,16 @@ def _quality(result: Result) -> dict[str, Any]:
         "hidden_error": verdict.get("hidden_error"),
         "effective_bits": verdict.get("effective_bits"),
         "passed": verdict["passed"],
+        "held_out": _held_out(verdict),
         "ran": f"{verdict.get('path', '-')} on {verdict.get('device', '-')}, {verdict.get('dtype') or '-'}",
     }
+
+
+def _held_out(verdict: dict[str, Any]) -> bool | None:
+    """Whether the text is another than the checkpoint was made with, by its record; an older one only warned."""
+    recorded = (verdict.get("windows") or {}).get("held_out")
+    warned = any("are not held-out" in text for text in verdict.get("warnings", []))
+    return False if warned else recorded
 
 
 def _layers(summary: Summary, verdict: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 NONE = "–"  # where there is no number
+_HELD_OUT = {
+    True: "on another text than the checkpoint was made with",
+    False: "on the text the checkpoint was made with, so not held-out",
+    None: "on a text of which is not recorded whether the checkpoint was made with it",
+}
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
@@ -68,7 +73,8 @@ def quality(document: dict[str, Any]) -> Table | None:
         for row in rows
     ]  # fmt: skip
     mine = next((i for i, row in enumerate(rows) if not row["recipe"]), None)
-    return Table(header, body, "Perplexity on text that was not calibrated on; " + f"ran: {rows[0]['ran']}.", mine)
+    shown = rows[mine or 0]
+    return Table(header, body, f"Perplexity {_HELD_OUT[shown['held_out']]}; ran: {shown['ran']}.", mine)
 
 
 def linears(rows: Sequence[dict[str, Any]]) -> Table:

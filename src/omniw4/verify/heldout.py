@@ -64,10 +64,31 @@ def prepare(
     else:
         found = _from_text(source, dataset, count, seq_len, bos, known)
     trained = (distillation or {}).get("data", {})
+    uses = [data for data, used in ((known, calibration), (trained, distillation)) if used is not None]
+    found.record["held_out"] = is_held_out(found.record, uses)
     for key in ("text_sha256", "source_sha256"):
         if key in found.record:
             found.warnings += _same_text(trained.get(key), found.record[key], found.record["dataset"], "distillation")
     return found
+
+
+def is_held_out(record: dict[str, Any], uses: list[dict[str, Any]]) -> bool | None:
+    """Whether an evaluation's text is another than every text the checkpoint was made with.
+
+    Args:
+        record: of the evaluation, with the hash of its text or of its hidden states.
+        uses: what the checkpoint says of its calibration and distillation; empty for a data-free recipe.
+
+    Returns:
+        None when that cannot be told: a use without a hash, or text compared with hidden states.
+    """
+    same: list[bool | None] = []
+    for data in uses:
+        keys = [key for key in ("text_sha256", "source_sha256") if data.get(key) and record.get(key)]
+        same.append(any(data[key] == record[key] for key in keys) if keys else None)
+    if True in same:
+        return False
+    return None if None in same else True
 
 
 def _from_text(
