@@ -12,6 +12,7 @@ EXIT_VERDICT = 1
 EXIT_USAGE = 2
 EXIT_INTERNAL = 101
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141  # as a shell shows a process that SIGPIPE ended
 
 _LONGEST = 380  # characters of a message about a checkpoint
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from harness import Run, environment
@@ -118,6 +119,50 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def closed_pipe(script: str, *, stream: int = 1) -> subprocess.CompletedProcess[str]:
+    """A Python script whose stdout (1) or stderr (2) nobody reads, in a process of its own."""
+    opened = f"import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, {stream})\n"
+    return subprocess.run([sys.executable, "-c", opened + script], capture_output=True, text=True, env=environment())
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("json_mode", [False, True])
+def test_a_pipe_closed_at_the_result_changes_no_verdict(code: int, json_mode: bool) -> None:
+    done = closed_pipe(
+        "from omniw4.cli import app; from omniw4.cli.output import Output; from omniw4.errors import VerdictError\n"
+        "@app.app.command(name='judge')\n"
+        "def judge():\n"
+        f"    Output(json_mode={json_mode}).result('row\\n' * 9999, ['row'] * 9999)\n"
+        f"    if {code}: raise VerdictError('1 gate failed')\n"
+        "app.main(['judge'])"
+    )
+    assert done.returncode == code
+    assert done.stderr.partition("\n")[0] == ("error: 1 gate failed" if code else "")
+
+
+def test_a_verb_whose_table_nobody_reads(checkpoint: Path) -> None:
+    done = closed_pipe(f"from omniw4.cli.app import main; main(['inspect', {str(checkpoint)!r}, '--tensors'])")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "--help"]])
+def test_a_pipe_closed_before_the_help_is_no_failed_verdict(arguments: list[str]) -> None:
+    done = closed_pipe(f"from omniw4.cli.app import main; main({arguments})")
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
+
+
+def test_talk_that_nobody_hears_ends_the_work() -> None:
+    script = (
+        "from omniw4.cli import app; from omniw4.cli.output import Output\n"
+        "@app.app.command(name='talk')\n"
+        "def talk(): Output().note('hello')\n"
+        "app.main(['talk'])"
+    )
+    done = closed_pipe(script, stream=2)
+    assert (done.returncode, done.stdout) == (141, "")
 
 
 def test_sigterm_ends_like_ctrl_c() -> None:

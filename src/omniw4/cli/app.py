@@ -1,6 +1,7 @@
 """The ``omniw4`` command: its verbs, and the one place where errors become exit codes.
 
-0 well · 1 a verdict failed · 2 usage, config, input, I/O, unsupported GPU · 101 internal · 130 interrupted.
+0 well · 1 a verdict failed · 2 usage, config, input, I/O, unsupported GPU · 101 internal · 130 interrupted · 141 a pipe
+that was closed before the work was done; one that is closed while the result is printed changes no exit code.
 ``OMNIW4_DEBUG=1`` shows tracebacks. Nothing here imports torch, so that ``omniw4 --help`` answers at once.
 """
 
@@ -35,8 +36,8 @@ from omniw4.cli import (
     sweep,
     verify,
 )
-from omniw4.cli.output import print_error
-from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, OmniW4Error
+from omniw4.cli.output import print_error, silence_stdout
+from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, OmniW4Error
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # system errors that are the user's to mend, wherever a library lets them through
@@ -118,8 +119,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = _exit_code(error)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the result has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        silence_stdout()
     sys.exit(code)
 
 
@@ -152,8 +153,9 @@ def _exit_code(error: BaseException) -> int:
         command = context.command_path if context else "omniw4"
         print_error(_sentence(_humanly(error.format_message())), f"`{command} --help` lists what there is")
         return EXIT_USAGE
-    if isinstance(error, BrokenPipeError):
-        return EXIT_OK
+    # click answers a closed pipe by SystemExit(1), which is the code of a failed verdict
+    if isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
+        return EXIT_PIPE
     if isinstance(error, OSError) and error.errno in _OS_HINTS:
         where = f" {str(error.filename)!r}" if error.filename else ""
         print_error(f"{error.strerror}{where}", _OS_HINTS[error.errno])

@@ -44,9 +44,12 @@ class Output:
     def result(self, text: str, document: Any) -> None:
         """The result: ``text`` for a person, or ``document`` under ``--json``."""
         if self.json_mode:
-            print(json.dumps(document, indent=2, allow_nan=False, default=str), flush=True)
-        elif text:
-            print(text, flush=True)
+            text = json.dumps(document, indent=2, allow_nan=False, default=str)
+        try:
+            if text:
+                print(text, flush=True)
+        except BrokenPipeError:  # the reader has seen enough; a verdict still to come counts nevertheless
+            silence_stdout()
 
     @contextmanager
     def progress(self, title: str) -> Iterator[ProgressBar]:
@@ -123,6 +126,11 @@ class ProgressBar:
             self._drawn = False
 
     close = clear
+
+
+def silence_stdout() -> None:
+    """Where nobody reads stdout any more: what is left in its buffer goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_error(message: str, hint: str = "") -> None:
