@@ -101,6 +101,8 @@ def test_engines_that_lack_their_model(model: torch.nn.Module) -> None:
     with pytest.raises(UsageError, match="no engine 'tensorrt'") as caught:
         profile.backbone(["tensorrt"], model, tokens=8)
     assert "w4a4" in caught.value.hint
+    with pytest.raises(UsageError, match="'hf' is named twice"):
+        profile.backbone(["hf", "swapped", "hf"], model, tokens=8)
     with pytest.raises(UsageError, match="fewer than 3 sequences"):
         profile.backbone(["hf"], model, tokens=2, sequences=3)
 
@@ -121,6 +123,8 @@ def test_omnivoice_with_and_without_the_engine() -> None:
         profile.omnivoice(["w4a4"], model)
     with pytest.raises(UsageError, match="no engine 'hf'"):
         profile.omnivoice(["hf"], model)
+    with pytest.raises(UsageError, match="'package' is named twice"):
+        profile.omnivoice(["package", "package"], model)
 
 
 def test_the_verb(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -148,6 +152,7 @@ def test_user_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     out = ["--out", str(tmp_path / "out")]
     for arguments in (
         ["--what", "codec", *out], ["--tiny", "--engine", "tpu", *out], ["--tiny", "--engine", "w4a4x", *out],
+        ["--tiny", "--engine", "hf,hf", *out], ["--tiny", "--engine", "hf", "--engine", "hf", *out],
         ["--tiny", "--tokens", "0", *out], ["no/such/model", *out], ["x", "--tiny", *out],
         ["--tiny", "--tokens", "8", "--out", str(tmp_path / "precious")],
     ):  # fmt: skip

@@ -46,7 +46,7 @@ def backbone(
         quantized: gives the model with W4A4Linear; called once, when an engine needs it.
 
     Raises:
-        UsageError: an unknown engine, one whose model is missing, or tokens that are fewer than sequences.
+        UsageError: an unknown engine, one named twice, one whose model is missing, or fewer tokens than sequences.
         ModelError: a model that the engine cannot run.
     """
     if tokens < sequences:
@@ -61,9 +61,10 @@ def backbone(
             raise UsageError(f"engine {name!r} needs the {kind} model", hint=hint)
         return lazily[kind]
 
+    _check_distinct(names)
     target = torch.device(device)
     engines = []
-    for name in dict.fromkeys(names):
+    for name in names:
         if name == HF:
             engines.append(Engine(name, _transformers(need("original", name), tokens, sequences, causal, target)))
         elif name == SWAPPED:
@@ -93,11 +94,12 @@ def omnivoice(
         seconds: of audio to make. num_step: decoding steps.
 
     Raises:
-        UsageError: an unknown engine, or one whose model is missing.
+        UsageError: an unknown engine, one named twice, or one whose model is missing.
         ModelError: the model cannot generate.
     """
     from omniw4.runtime.omnivoice import accelerate, restore
 
+    _check_distinct(names)
     if getattr(original, "audio_tokenizer", None) is None:
         raise ModelError(
             "the OmniVoice has no codec, so it cannot generate", hint="name a folder with audio_tokenizer/"
@@ -126,7 +128,7 @@ def omnivoice(
     current: dict[int, str] = {}  # one model serves several engines, one after the other
     engines = []
     twin: Any = None
-    for name in dict.fromkeys(names):
+    for name in names:
         if name not in (PACKAGE, *BACKENDS):
             raise UsageError(f"no engine {name!r}", hint=f"--engine takes {', '.join((PACKAGE, *BACKENDS))}")
         host = original
@@ -158,6 +160,12 @@ def random_backbone(*, tiny: bool, dtype: torch.dtype, device: torch.device | st
 
 def is_checkpoint(path: str | Path) -> bool:
     return (Path(path) / "omniw4.json").is_file()
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise UsageError(f"engine {twice[0]!r} is named twice", hint="name each once in --engine")
 
 
 def _transformers(
