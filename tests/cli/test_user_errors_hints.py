@@ -157,6 +157,21 @@ def test_inspecting_what_is_not_there_or_is_garbage(run: Run, tmp_path: Path, co
         file.write_bytes(content)
     for path in (file, tmp_path / "folder"):
         assert hint_of(run("inspect", path))
+    run("inspect", tmp_path / "folder").failed(2, f"no file or folder '{tmp_path / 'folder'}'")
+
+
+def test_inspecting_a_folder_that_holds_weights_alone(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    """As `omniw4 export` leaves them: the hint names what can be inspected."""
+    weights = tmp_path / "w4a4_checkpoint.safetensors"
+    shutil.copy(checkpoint / "model.safetensors", weights)
+    ran = run("inspect", tmp_path)
+    ran.failed(2)
+    assert hint_of(ran).endswith(str(weights))
+    assert run("inspect", weights).code == 0
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    assert str(weights) in hint_of(run("inspect", tmp_path))
+    shutil.copy(checkpoint / "omniw4.json", tmp_path)
+    assert str(weights) not in hint_of(run("inspect", tmp_path)), "a checkpoint whose weights have another name"
 
 
 def test_the_output_inside_a_file(run: Run, qwen3: Path, tmp_path: Path) -> None:

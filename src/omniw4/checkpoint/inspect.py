@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -10,6 +11,8 @@ from typing import Any, Protocol
 
 from omniw4.checkpoint.header import TensorFile, read_header
 from omniw4.checkpoint.reader import Checkpoint
+from omniw4.checkpoint.schema import MANIFEST
+from omniw4.errors import MissingFileError
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,18 @@ def summarize(path: str | Path) -> Summary:
         CheckpointError: what is there is no checkpoint, or no safetensors file; the subclass names the rule.
     """
     path = Path(path)
+    if not os.path.lexists(path):
+        raise MissingFileError(
+            f"no file or folder {str(path)!r}", hint="name a checkpoint folder, or a .safetensors file"
+        )
     if path.is_dir():
-        return _summarize_checkpoint(Checkpoint.open(path))
+        try:
+            return _summarize_checkpoint(Checkpoint.open(path))
+        except MissingFileError as e:
+            if not (path / MANIFEST).exists() and (weights := _weights_in(path)):
+                others = f", or another of {len(weights)}" if len(weights) > 1 else ""
+                e.hint = f"it is no checkpoint of omniw4, but its weights can be named: {weights[0]}{others}"
+            raise
     file = read_header(path)
     return Summary("file", path.name, _rows(file), {path.name: file.nbytes}, file.nbytes, file.metadata)
 
@@ -145,6 +158,10 @@ def _summarize_checkpoint(checkpoint: Checkpoint) -> Summary:
         other_bytes=sum(row.bytes for row in tensors if row.name in others),
         original_bytes=sum(2 * linear.out_features * linear.in_features for linear in checkpoint.linears.values()),
     )
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix == ".safetensors" and file.is_file())
 
 
 def _rows(file: TensorFile) -> list[TensorRow]:
