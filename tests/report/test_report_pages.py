@@ -62,7 +62,7 @@ def test_the_page_is_well_formed_and_escaped(document: dict[str, Any]) -> None:
     page = html.page(document)
     body = page[page.index("<main>") : page.index("</main>") + len("</main>")]
     root = ElementTree.fromstring(body)  # every tag closed, every ampersand escaped
-    assert "".join(root.find("h1").itertext()) == document["name"] == "a<b>&'c'|d_e_"  # type: ignore[union-attr]
+    assert "".join(root.find("h1").itertext()) == f"a<b>&'c'|d_e_ · {document['model']}"  # type: ignore[union-attr]
     assert "too <much>" in "".join(root.itertext())
     assert len(list(root.iter("{http://www.w3.org/2000/svg}svg"))) + len(list(root.iter("svg"))) >= 3
 
@@ -109,6 +109,29 @@ def test_the_worst_linear_is_chosen_on_held_out_inputs(document: dict[str, Any],
     assert without["passed"] is None
     assert without["quality"] == []
     assert "Quality" not in html.page(without, with_plots=False)
+
+
+def test_the_report_says_what_was_measured(folder: Path, tmp_path: Path) -> None:
+    windows = {"dataset": "wiki|text.txt", "count": 3, "seq_len": 48, "ids_sha256": "a" * 64, "held_out": True}
+    source = report.collect(folder)["provenance"]["source"]
+    verdict = {**VERDICT, "windows": windows, "model": source, "date": "2026-11-30T19:00:00+00:00"}
+    other = {**verdict, "windows": {**windows, "count": 2, "ids_sha256": "b" * 64}}
+    for name, content in (("verify", verdict), ("other", other), ("old", VERDICT)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    document = report.collect(folder, [str(tmp_path / "verify.json"), f"few={tmp_path / 'other.json'}"])
+    for page in (html.page(document, with_plots=False), markdown.page(document).replace("\\", "")):
+        assert f"Quality measured: {source['name']} on wiki|text.txt, 3 windows × 48 tokens, 2026-11-30" in page
+        assert f"Not comparable, on other tokens: few ({source['name']} on wiki|text.txt, 2 windows × 48 tokens" in page
+    same = report.collect(folder, [str(tmp_path / "verify.json"), f"same={tmp_path / 'verify.json'}"])
+    assert "Not comparable" not in markdown.page(same)
+    old = markdown.page(report.collect(folder, [str(tmp_path / "old.json")]))
+    assert "model not recorded on a text not recorded, date not recorded" in old
+
+
+def test_the_title_is_checkpoint_and_model(document: dict[str, Any]) -> None:
+    name = {**document, "name": "out", "model": "tiny-qwen3"}
+    assert "<title>out · tiny-qwen3 · omniw4 report</title>" in html.page(name, with_plots=False)
+    assert markdown.page(name).startswith("# out · tiny-qwen3\n")
 
 
 def test_whether_the_text_is_held_out_is_what_verify_found(folder: Path, tmp_path: Path) -> None:

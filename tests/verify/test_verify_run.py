@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import torch
@@ -78,6 +79,7 @@ def test_the_document_has_the_documented_keys(folders, result):
         assert key in document
     assert document["hash"] == Checkpoint.open(folders[0]).hash
     assert document["model"] == Checkpoint.open(folders[0]).provenance["source"]
+    assert datetime.now(UTC) - datetime.fromisoformat(document["date"]) < timedelta(hours=1)
     assert document["perplexity"].keys() >= {"reference", "quantized", "ratio"}
     assert document["gates"][0].keys() >= {"name", "passed", "value", "limit", "detail"}
     assert document["layers"][0].keys() >= {"path", "relative_error", "sqnr_db", "op_error", "op_tolerance"}

@@ -39,6 +39,7 @@ def collect(folder: str | Path, results: Sequence[str] = ()) -> dict[str, Any]:
     document = {
         "omniw4": omniw4.__version__,
         "name": summary.name,
+        "model": str((summary.provenance.get("source") or {}).get("name") or "") or None,
         "notes": _notes(found),
         "hash": summary.hash,
         "passed": mine["verify"]["passed"] if "verify" in mine else None,
@@ -148,7 +149,23 @@ def _quality(result: Result) -> dict[str, Any]:
         "effective_bits": verdict.get("effective_bits"),
         "passed": verdict["passed"],
         "held_out": _held_out(verdict),
+        "measured": _measured(verdict),
         "ran": f"{verdict.get('path', '-')} on {verdict.get('device', '-')}, {verdict.get('dtype') or '-'}",
+    }
+
+
+def _measured(verdict: dict[str, Any]) -> dict[str, Any]:
+    """What the figures of a verdict are of; None for what an older one does not record."""
+    windows, decoding = verdict.get("windows") or {}, verdict.get("decoding") or {}
+    return {
+        "model": (verdict.get("model") or {}).get("name"),
+        "text": windows.get("dataset"),
+        "windows": windows.get("count"),
+        "seq_len": windows.get("seq_len"),
+        "prompts": decoding.get("prompts"),
+        "date": verdict.get("date"),
+        # equal where two verdicts are of the same tokens
+        "tokens": windows.get("ids_sha256") or [windows.get("source_sha256"), windows.get("samples")],
     }
 
 

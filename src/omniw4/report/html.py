@@ -20,7 +20,7 @@ def page(document: dict[str, Any], *, with_plots: bool = True) -> str:
         UsageError: plots are wanted and matplotlib is missing.
     """
     body = "\n".join(part for part in _sections(document, with_plots=with_plots) if part)
-    return shell(f"{document['name']} · omniw4 report", body)
+    return shell(f"{tables.title(document)} · omniw4 report", body)
 
 
 def shell(title: str, body: str) -> str:
@@ -73,14 +73,14 @@ def _head(document: dict[str, Any]) -> str:
     if document["passed"] is not None:
         kind, word = ("good", "passed") if document["passed"] else ("bad", "failed")
         verdict = f' · verification <b class="{kind}">{word}</b>'
-    source = escape(str((document["provenance"].get("source") or {}).get("name") or "a model"))
     count = len(document["layers"])
+    lead = f'<p class="lead">{escape(told)}</p>' if (told := tables.lead(document)) else ""
     cards = "".join(
         f'<div class="fact"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
         for value, what in tables.facts(document)
     )
     return (
-        f'<h1>{escape(document["name"])}</h1><p class="lead">{source}, {count} linears quantized{verdict}</p>'
+        f'<h1>{escape(tables.title(document))}</h1><p class="lead">{count} linears quantized{verdict}</p>{lead}'
         f'<div class="facts">{cards}</div>{_notes(document)}'
     )
 

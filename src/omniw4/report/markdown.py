@@ -11,8 +11,9 @@ from omniw4.report.tables import Table
 
 
 def page(document: dict[str, Any]) -> str:
-    source = (document["provenance"].get("source") or {}).get("name") or "a model"
-    parts = [f"# {_text(document['name'])}", f"{_text(source)}, {len(document['layers'])} linears quantized."]
+    parts = [f"# {_text(tables.title(document))}", f"{len(document['layers'])} linears quantized."]
+    if told := tables.lead(document):
+        parts.append(f"{_text(told)}.")
     if document["passed"] is not None:
         parts.append(f"Verification: **{'passed' if document['passed'] else 'failed'}**.")
     parts.append("\n".join(f"- **{value}** {_text(what)}" for value, what in tables.facts(document)))

@@ -74,7 +74,35 @@ def quality(document: dict[str, Any]) -> Table | None:
     ]  # fmt: skip
     mine = next((i for i, row in enumerate(rows) if not row["recipe"]), None)
     shown = rows[mine or 0]
-    return Table(header, body, f"Perplexity {_HELD_OUT[shown['held_out']]}; ran: {shown['ran']}.", mine)
+    told = [] if mine is not None else [f"Measured: {measured(shown)}."]  # the head of the page tells of mine
+    told.append(f"Perplexity {_HELD_OUT[shown['held_out']]}; ran: {shown['ran']}.")
+    others = [row for row in rows if row["measured"]["tokens"] != shown["measured"]["tokens"]]
+    told += [f"Not comparable, on other tokens: {row['recipe']} ({measured(row)})." for row in others]
+    return Table(header, body, " ".join(told), mine)
+
+
+def measured(row: dict[str, Any]) -> str:
+    """What a verdict's figures are of: model, text, windows and tokens, date."""
+    found = row["measured"]
+    windows = f"{number(found['windows'], 'd')} windows × {number(found['seq_len'], 'd')} tokens"
+    parts = [
+        f"{found['model'] or 'model not recorded'} on {found['text'] or 'a text not recorded'}",
+        windows if found["windows"] else "",
+        f"{found['prompts']} prompts decoded" if found["prompts"] else "",
+        str(found["date"] or "date not recorded")[:10],
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def title(document: dict[str, Any]) -> str:
+    """Checkpoint and model."""
+    return f"{document['name']} · {document['model'] or 'a model without a name'}"
+
+
+def lead(document: dict[str, Any]) -> str:
+    """What the quality of this checkpoint was measured on; empty without a verdict."""
+    mine = next((row for row in document["quality"] if not row["recipe"]), None)
+    return "" if mine is None else f"Quality measured: {measured(mine)}"
 
 
 def linears(rows: Sequence[dict[str, Any]]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from omniw4.config import Gates
@@ -100,6 +101,7 @@ class VerifyResult:
     dtype: str = ""
     hash: str | None = None  # content hash of the checkpoint; None when its structure is broken
     model: dict[str, str] = field(default_factory=dict)  # the original as it was given: name, hash
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))  # of the beginning
     windows: dict[str, Any] = field(default_factory=dict)  # text hash, count, length, token starts, hash of the ids
     bos: dict[str, Any] = field(default_factory=dict)  # policy at calibration, at evaluation, and whether they agree
     warnings: list[str] = field(default_factory=list)
