@@ -89,7 +89,7 @@ def measured(row: dict[str, Any]) -> str:
         f"{found['model'] or 'model not recorded'} on {found['text'] or 'a text not recorded'}",
         windows if found["windows"] else "",
         f"{found['prompts']} prompts decoded" if found["prompts"] else "",
-        str(found["date"] or "date not recorded")[:10],
+        str(found["date"])[:10] if found["date"] else "date not recorded",
     ]
     return ", ".join(filter(None, parts))
 
