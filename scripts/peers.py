@@ -62,6 +62,7 @@ def main() -> int:
     if unknown := [name for name in names if name not in PEERS]:
         parser.error(f"no peer {unknown[0]!r}; there are {', '.join(PEERS)}")
     chosen.out.mkdir(parents=True, exist_ok=True)
+    chosen.out, chosen.model = chosen.out.resolve(), str(Path(chosen.model).resolve())
     tokens = write_tokens(chosen)
     rows = []
     for name, flags in RECIPES.items():
@@ -120,7 +121,8 @@ def run_peer(name: str, tokens: Path, chosen: argparse.Namespace) -> Row:
             install(name, folder, python)
         code = [str(python), str(ROOT / "scripts" / f"peer_{slug}.py"), chosen.model, str(tokens), str(target)]
         began = time.monotonic()
-        out = subprocess.run(code, stdout=subprocess.PIPE, check=True, env=quiet(), text=True).stdout
+        # in its own folder: some write logs where they are started
+        out = subprocess.run(code, stdout=subprocess.PIPE, check=True, env=quiet(), text=True, cwd=chosen.out).stdout
         measured = json.loads(out.strip().splitlines()[-1])
         print(f"{name}: {time.monotonic() - began:.0f} s in all", file=sys.stderr)
     except subprocess.CalledProcessError as e:
