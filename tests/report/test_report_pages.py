@@ -128,6 +128,40 @@ def test_the_report_says_what_was_measured(folder: Path, tmp_path: Path) -> None
     assert "model not recorded on a text not recorded, date not recorded" in old
 
 
+HOLDS = {"name": "hashes", "passed": True, "value": True, "relation": "==", "limit": True, "detail": ""}
+MET = {"name": "max_kl", "passed": True, "value": 0.25, "relation": "<=", "limit": 0.5, "detail": ""}
+
+
+@pytest.mark.parametrize(
+    ("gates", "passed", "colour", "words"),
+    [
+        ([HOLDS], True, "warn", "passed (no quality gate was set)"), ([HOLDS, MET], True, "good", "passed"),
+        ([{**HOLDS, "passed": False, "value": False}, MET], False, "bad", "failed"),
+    ],
+)  # fmt: skip
+def test_a_verdict_without_a_quality_gate_is_not_green(
+    folder: Path, tmp_path: Path, gates: list[Any], passed: bool, colour: str, words: str
+) -> None:
+    file = tmp_path / "verify.json"
+    file.write_text(json.dumps({**VERDICT, "gates": gates, "passed": passed}))
+    document = report.collect(folder, [str(file)])
+    page, text = html.page(document, with_plots=False), markdown.page(document)
+    assert f'verification <b class="{colour}">{words}</b>' in page
+    assert f"Verification: **{words}**." in text
+    assert ("passed, none of quality" in text) == (gates == [HOLDS])
+
+
+def test_gates_are_listed_with_their_limits(document: dict[str, Any]) -> None:
+    gates = [HOLDS, MET, {**MET, "name": "max_layer_error", "passed": False, "value": None, "detail": "not measured"}]
+    broken = {**HOLDS, "name": "finite_tensors", "passed": False, "value": False, "detail": "x: qweight"}
+    text = markdown.page({**document, "gates": [*gates, broken]}).replace("\\", "")
+    assert "| max_kl | 0.25 | <= 0.5 | passed |  |" in text
+    assert "| max_layer_error | – | <= 0.5 | failed | not measured |" in text
+    assert "| finite_tensors | – | holds | failed | x: qweight |" in text
+    assert "Also checked, and true: hashes." in text
+    assert "| of quality | – | none was set | – |  |" in markdown.page({**document, "gates": [HOLDS]})
+
+
 def test_the_title_is_checkpoint_and_model(document: dict[str, Any]) -> None:
     name = {**document, "name": "out", "model": "tiny-qwen3"}
     assert "<title>out · tiny-qwen3 · omniw4 report</title>" in html.page(name, with_plots=False)

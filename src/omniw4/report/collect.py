@@ -148,6 +148,7 @@ def _quality(result: Result) -> dict[str, Any]:
         "hidden_error": verdict.get("hidden_error"),
         "effective_bits": verdict.get("effective_bits"),
         "passed": verdict["passed"],
+        "quality_gates": [gate["name"] for gate in verdict["gates"] if tables.judges_quality(gate)],
         "held_out": _held_out(verdict),
         "measured": _measured(verdict),
         "ran": f"{verdict.get('path', '-')} on {verdict.get('device', '-')}, {verdict.get('dtype') or '-'}",

@@ -38,7 +38,9 @@ def shell(title: str, body: str) -> str:
 def _sections(document: dict[str, Any], *, with_plots: bool) -> Iterable[str]:
     yield _head(document)
     if (quality := tables.quality(document)) is not None:
-        yield "<h2>Quality</h2>" + _table(quality) + _gates(document["gates"])
+        yield "<h2>Quality</h2>" + _table(quality)
+    if (gates := tables.gates(document)) is not None:
+        yield "<h3>Gates</h3>" + _table(gates)
     if with_plots:
         yield "<h2>Where the error and the bytes are</h2>" + _plots(document)
     yield "<h2>Worst linears</h2>" + _table(tables.linears(document["worst"]))
@@ -70,8 +72,8 @@ def _sections(document: dict[str, Any], *, with_plots: bool) -> Iterable[str]:
 
 def _head(document: dict[str, Any]) -> str:
     verdict = ""
-    if document["passed"] is not None:
-        kind, word = ("good", "passed") if document["passed"] else ("bad", "failed")
+    if (found := tables.verdict(document)) is not None:
+        kind, word = found
         verdict = f' · verification <b class="{kind}">{word}</b>'
     count = len(document["layers"])
     lead = f'<p class="lead">{escape(told)}</p>' if (told := tables.lead(document)) else ""
@@ -83,18 +85,6 @@ def _head(document: dict[str, Any]) -> str:
         f'<h1>{escape(tables.title(document))}</h1><p class="lead">{count} linears quantized{verdict}</p>{lead}'
         f'<div class="facts">{cards}</div>{_notes(document)}'
     )
-
-
-def _gates(gates: list[dict[str, Any]]) -> str:
-    failed = [gate for gate in gates if not gate["passed"]]
-    if not failed:
-        return ""
-    items = "".join(
-        f"<li>{escape(str(g['name']))}: {escape(str(g['value']))}, wanted {escape(str(g['relation']))} "
-        f"{escape(str(g['limit']))} {escape(g['detail'])}</li>"
-        for g in failed
-    )
-    return f'<p class="bad">Gates that failed:</p><ul>{items}</ul>'
 
 
 def _plots(document: dict[str, Any]) -> str:

@@ -14,16 +14,14 @@ def page(document: dict[str, Any]) -> str:
     parts = [f"# {_text(tables.title(document))}", f"{len(document['layers'])} linears quantized."]
     if told := tables.lead(document):
         parts.append(f"{_text(told)}.")
-    if document["passed"] is not None:
-        parts.append(f"Verification: **{'passed' if document['passed'] else 'failed'}**.")
+    if (found := tables.verdict(document)) is not None:
+        parts.append(f"Verification: **{found[1]}**.")
     parts.append("\n".join(f"- **{value}** {_text(what)}" for value, what in tables.facts(document)))
     parts += [_text(f"Note: {note}.") for note in document["notes"]]
     if (quality := tables.quality(document)) is not None:
         parts += ["## Quality", _table(quality)]
-    failed = [gate for gate in document["gates"] if not gate["passed"]]
-    if failed:
-        told = (f"- {g['name']}: {g['value']}, wanted {g['relation']} {g['limit']} {g['detail']}" for g in failed)
-        parts += ["Gates that failed:", "\n".join(map(_text, told))]
+    if (gates := tables.gates(document)) is not None:
+        parts += ["### Gates", _table(gates)]
     parts += ["## Worst linears", _table(tables.linears(document["worst"]))]
     if document["profile"]:
         parts += ["## Where the time goes", _table(tables.profile(document))]

@@ -68,7 +68,7 @@ def quality(document: dict[str, Any]) -> Table | None:
             row["recipe"] or "this checkpoint", number(row["perplexity"]["reference"], ".2f"),
             number(row["perplexity"]["quantized"], ".2f"), number(row["perplexity"]["ratio"], ".3f"),
             number(row["kl"], ".3f"), number(row["argmax_agreement"], ".1%"), number(row["effective_bits"], ".2f"),
-            "passed" if row["passed"] else "failed",
+            ("passed" if row["quality_gates"] else "passed, none of quality") if row["passed"] else "failed",
         )
         for row in rows
     ]  # fmt: skip
@@ -79,6 +79,39 @@ def quality(document: dict[str, Any]) -> Table | None:
     others = [row for row in rows if row["measured"]["tokens"] != shown["measured"]["tokens"]]
     told += [f"Not comparable, on other tokens: {row['recipe']} ({measured(row)})." for row in others]
     return Table(header, body, " ".join(told), mine)
+
+
+def judges_quality(gate: dict[str, Any]) -> bool:
+    """Whether a gate limits a figure that the user chose; the others are facts that always must hold."""
+    return not isinstance(gate["limit"], bool)
+
+
+def verdict(document: dict[str, Any]) -> tuple[str, str] | None:
+    """Colour and words of the verification; None without one. Green only where something limited the quality."""
+    if document["passed"] is None:
+        return None
+    if not document["passed"]:
+        return "bad", "failed"
+    if not any(judges_quality(gate) for gate in document["gates"]):
+        return "warn", "passed (no quality gate was set)"
+    return "good", "passed"
+
+
+def gates(document: dict[str, Any]) -> Table | None:
+    """The gates with their limits; facts that hold are named below, those that do not have a row."""
+    held = [gate["name"] for gate in document["gates"] if gate["passed"] and not judges_quality(gate)]
+    rows = []
+    for gate in document["gates"]:
+        if gate["name"] in held:
+            continue
+        told = (number(gate["value"], ".5g"), f"{gate['relation']} {number(gate['limit'], '.5g')}")
+        told = told if judges_quality(gate) else (NONE, "holds")
+        rows.append((str(gate["name"]), *told, "passed" if gate["passed"] else "failed", str(gate["detail"])))
+    note = f"Also checked, and true: {', '.join(held)}." if held else ""
+    if not rows and not held:
+        return None
+    header = ("gate", "measured", "wanted", "result", "")
+    return Table(header, rows or [("of quality", NONE, "none was set", NONE, "")], note)
 
 
 def measured(row: dict[str, Any]) -> str:
