@@ -57,6 +57,19 @@ def test_the_checkpoint_still_loads_with_its_report_inside(run: Run, page: Path)
     assert run("inspect", page.parents[1], "--hashes").code == 0
 
 
+def test_a_report_without_a_verdict_says_what_is_missing(
+    run: Run, checkpoint: Path, page: Path, tmp_path: Path
+) -> None:
+    ran = run("report", checkpoint, "--out", tmp_path / "out", "--no-plots")
+    assert ran.code == 0
+    assert "no verdict" in ran.stderr
+    assert f"> {checkpoint / 'verify.json'}`" in ran.stderr
+    verdict = page.parents[1] / "verify.json"
+    judged = run("report", page.parents[1], "--results", verdict, "--out", tmp_path / "judged", "--no-plots")
+    assert judged.code == 0
+    assert "no verdict" not in judged.stderr
+
+
 def test_user_errors(run: Run, checkpoint: Path, qwen3: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("report", tmp_path / "none", "--out", out).failed(2, "none")

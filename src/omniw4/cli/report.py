@@ -38,6 +38,11 @@ def command(
         plots.require()
     document = report.collect(directory, results or [])
     written = report.write(document, out or directory / "report", with_plots=not no_plots)
+    if document["passed"] is None:
+        verdict = f"`omniw4 verify {directory} --model MODEL --json > {directory / 'verify.json'}`"
+        output.note(
+            f"note: no verdict on this checkpoint, so the report does not say how good it is: {verdict}, then report again"
+        )
     page = written / "report.html"
     shown = (out or directory / "report") / "report.html"
     output.result(f"Wrote {shown} ({size(page.stat().st_size)}), report.json and report.md beside it", document)
