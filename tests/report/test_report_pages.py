@@ -232,6 +232,31 @@ def test_a_label_names_another_recipe(verdict: Path) -> None:
     assert results.read(str(odd)).label == "", "a file whose name has an equals sign"
 
 
+def test_no_result_hides_another(folder: Path, verdict: Path, tmp_path: Path) -> None:
+    bench = tmp_path / "bench.json"
+    bench.write_text(json.dumps({"environment": {}, "ops": [], "ceiling": None}))
+    for named, word in (
+        ([str(verdict), str(verdict)], "both of verify of this checkpoint"),
+        ([f"a={verdict}", f"a={verdict}"], "both of the recipe 'a'"),
+        ([str(bench), str(verdict), str(bench)], "both of bench of this checkpoint"),
+        ([f"={verdict}"], "have an empty name"),
+        ([f" ={verdict}"], "have an empty name"),
+    ):
+        with pytest.raises(UsageError, match=word) as caught:
+            report.collect(folder, named)
+        assert caught.value.hint
+    rows = report.collect(folder, [str(verdict), f"a={verdict}", f"b={verdict}"])["quality"]
+    assert [row["recipe"] for row in rows] == ["", "a", "b"]
+
+
+def test_a_named_verdict_takes_the_place_of_the_one_in_the_folder(folder: Path, verdict: Path) -> None:
+    (folder / "verify.json").write_text(json.dumps({**VERDICT, "kl": 9.0}), encoding="utf-8")
+    try:
+        assert [row["kl"] for row in report.collect(folder, [str(verdict)])["quality"]] == [VERDICT["kl"]]
+    finally:
+        (folder / "verify.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("content", "word"), [("{", "are not JSON"), ("[]", "none of the verbs"), ('{"a": 1}', "none of the verbs")]
 )

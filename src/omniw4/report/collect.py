@@ -30,7 +30,7 @@ def collect(folder: str | Path, results: Sequence[str] = ()) -> dict[str, Any]:
     """
     summary = summarize(folder)
     checkpoint = Checkpoint.open(folder)
-    found = read_all([*beside(Path(folder)), *results])
+    found = read_all(beside(Path(folder)), results)
     for result in found:
         _check(result)
         _check_subject(result, summary)

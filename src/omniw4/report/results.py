@@ -45,12 +45,14 @@ def read(text: str) -> Result:
     """``verify.json``, or ``rtn=rtn.json`` for the same verb on another recipe's checkpoint.
 
     Raises:
-        UsageError: no such file, no JSON, or no document of a verb that a report shows.
+        UsageError: no such file, no JSON, no document of a verb that a report shows, or an empty name.
     """
     label, equals, name = text.rpartition("=")
     path = Path(name)
     if equals and not path.is_file() and Path(text).is_file():
         label, path = "", Path(text)
+    elif equals and not label.strip():
+        raise UsageError(f"results {text!r} have an empty name", hint="give NAME=FILE, or FILE for this checkpoint's")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -81,11 +83,26 @@ def beside(folder: Path) -> list[str]:
     return [str(folder / f"{kind}.json") for kind in KINDS if (folder / f"{kind}.json").is_file()]
 
 
-def read_all(texts: Iterable[str]) -> list[Result]:
-    """Read several; a later document of the same kind and label takes the place of an earlier one."""
-    found: dict[tuple[str, str], Result] = {}
-    for text in texts:
-        result = read(text)
-        found.pop((result.kind, result.label), None)
-        found[result.kind, result.label] = result
-    return list(found.values())
+def read_all(found: Iterable[str], named: Iterable[str]) -> list[Result]:
+    """Read several.
+
+    Args:
+        found: lay in the checkpoint's folder.
+        named: by the user; one takes the place of what was found of the same verb.
+
+    Raises:
+        UsageError: two that are named are of the same verb and recipe, so that one would hide the other.
+    """
+    results: dict[tuple[str, str], Result] = {}
+    for result in map(read, named):
+        if (other := results.get((result.kind, result.label))) is not None:
+            what = f"the recipe {result.label!r}" if result.label else f"{result.kind} of this checkpoint"
+            raise UsageError(
+                f"results {other.file!r} and {result.file!r} are both of {what}",
+                hint="give each verdict a name of its own, NAME=FILE"
+                if result.kind == "verify"
+                else "name one of them",
+            )
+        results[result.kind, result.label] = result
+    ours = [result for result in map(read, found) if (result.kind, result.label) not in results]
+    return [*ours, *results.values()]
