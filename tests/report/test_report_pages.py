@@ -380,6 +380,32 @@ def test_engines_of_a_benchmark_are_a_table(document: dict[str, Any]) -> None:
     assert "Steps of the backbone" in html.page({**document, "bench": bench}, with_plots=False)
 
 
+def test_references_timed_on_a_cpu_are_folded(document: dict[str, Any]) -> None:
+    op = {"op": "gemm_w4a4", "m": 1, "n": 64, "k": 64, "timing": None, "tops": None, "gbs": None, "roofline": None,
+          "vs_fp16": None}  # fmt: skip
+    for rows, device, folded in (
+        ([op], "cpu", "All 1 op, the references on a CPU"), ([op, op], "cpu", "All 2 ops, the references on a CPU"),
+        ([op], "cuda", ""),
+    ):  # fmt: skip
+        bench = {"environment": {"device": "x", "device_type": device}, "ops": rows, "notes": []}
+        page = html.page({**document, "bench": bench}, with_plots=False)
+        assert page.count("<details>") == 1 + bool(folded)
+        assert (f"<summary>{folded}</summary>" in page) == bool(folded)
+        assert ("<h3>Ops</h3>" in page) != bool(folded)
+        assert page.count("<td>gemm_w4a4</td>") == len(rows)
+
+
+def test_one_linear_is_singular(document: dict[str, Any]) -> None:
+    settings = [{**document["settings"][0], "linears": 1}]
+    one = {**document, "layers": document["layers"][:1], "settings": settings, "skipped": {"lm_head": "asked"}}
+    for page in (html.page(one, with_plots=False), markdown.page(one)):
+        assert "1 linear quantized" in page
+        assert "1 linears" not in page
+        assert page.count("1 linear") >= 3
+    many = markdown.page(document)
+    assert f"{len(document['layers'])} linears quantized" in many
+
+
 def test_a_distillation_is_told_and_drawn(document: dict[str, Any]) -> None:
     log = [{"step": 0, "loss": None, "held_out": 0.5}, {"step": 20, "loss": 0.4, "held_out": 0.25}]
     record = {"kind": "logits", "steps": 40, "best_step": 20, "held_out_before": 0.5, "held_out_best": 0.25, "log": log}

@@ -48,10 +48,8 @@ def _sections(document: dict[str, Any], *, with_plots: bool) -> Iterable[str]:
         "error: ‖X(W−Ŵ)ᵀ‖² / ‖XWᵀ‖² on the calibration statistics, activations unquantized; data-free: the recipe rtn "
         "on the same linear; held-out: ‖ŷ−y‖² / ‖y‖² on other text, activations quantized."
     )
-    yield (
-        f"<details><summary>All {len(document['layers'])} linears</summary>"
-        f'{_table(tables.linears(document["layers"]))}<p class="note">{legend}</p></details>'
-    )
+    every = _table(tables.linears(document["layers"])) + f'<p class="note">{legend}</p>'
+    yield _folded(f"All {tables.count(len(document['layers']))}", every)
     if document["profile"]:
         yield "<h2>Where the time goes</h2>" + _profile(document, with_plots=with_plots)
     if document["bench"]:
@@ -75,14 +73,14 @@ def _head(document: dict[str, Any]) -> str:
     if (found := tables.verdict(document)) is not None:
         kind, word = found
         verdict = f' · verification <b class="{kind}">{word}</b>'
-    count = len(document["layers"])
+    count = tables.count(len(document["layers"]))
     lead = f'<p class="lead">{escape(told)}</p>' if (told := tables.lead(document)) else ""
     cards = "".join(
         f'<div class="fact"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
         for value, what in tables.facts(document)
     )
     return (
-        f'<h1>{escape(tables.title(document))}</h1><p class="lead">{count} linears quantized{verdict}</p>{lead}'
+        f'<h1>{escape(tables.title(document))}</h1><p class="lead">{count} quantized{verdict}</p>{lead}'
         f'<div class="facts">{cards}</div>{_notes(document)}'
     )
 
@@ -112,8 +110,13 @@ def _profile(document: dict[str, Any], *, with_plots: bool) -> str:
 
 
 def _bench(document: dict[str, Any]) -> str:
-    found = [f"<h3>{escape(title)}</h3>{_table(table)}" for title, table in tables.bench(document)]
     environment = document["bench"].get("environment") or {}
+    found = []
+    for title, table in tables.bench(document):
+        if title == tables.OPS and environment.get("device_type") == "cpu":  # how fast references are helps nobody
+            found.append(_folded(f"All {tables.count(len(table.rows), 'op')}, the references on a CPU", _table(table)))
+        else:
+            found.append(f"<h3>{escape(title)}</h3>{_table(table)}")
     where = " · ".join(
         str(environment[key]) for key in ("device", "capability", "clocks", "torch") if environment.get(key)
     )
@@ -122,6 +125,10 @@ def _bench(document: dict[str, Any]) -> str:
 
 def _notes(result: dict[str, Any]) -> str:
     return "".join(f'<p class="note">{escape(str(note))}</p>' for note in result.get("notes") or [])
+
+
+def _folded(summary: str, body: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
 def _figure(caption: str, svg: str) -> str:

@@ -11,7 +11,7 @@ from omniw4.report.tables import Table
 
 
 def page(document: dict[str, Any]) -> str:
-    parts = [f"# {_text(tables.title(document))}", f"{len(document['layers'])} linears quantized."]
+    parts = [f"# {_text(tables.title(document))}", f"{tables.count(len(document['layers']))} quantized."]
     if told := tables.lead(document):
         parts.append(f"{_text(told)}.")
     if (found := tables.verdict(document)) is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+OPS = "Ops"
 NONE = "–"  # where there is no number
 _HELD_OUT = {
     True: "on another text than the checkpoint was made with",
@@ -35,6 +36,11 @@ def size(count: float) -> str:
     if count >= _GIB:
         return f"{count / _GIB:.2f} GiB"
     return f"{count / _MIB:.1f} MiB" if count >= _MIB / 10 else f"{count / 1024:.1f} KiB"
+
+
+def count(number: int, noun: str = "linear") -> str:
+    """``1 linear``, ``2 linears``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -172,7 +178,7 @@ def bench(document: dict[str, Any]) -> list[tuple[str, Table]]:
             )
             for row in result["ops"]
         ]
-        found.append(("Ops", Table(header, ops)))
+        found.append((OPS, Table(header, ops)))
     if result.get("model"):
         columns = ("forward", "mode", "ms quantized", "ms original", "vs original")
         models = [
@@ -267,9 +273,9 @@ def provenance(document: dict[str, Any]) -> list[tuple[str, str]]:
     for kind in document["settings"]:
         scales = "" if kind["scale_type"] == "float16" else f", {kind['scale_type']} scales"
         told = f"W4A{kind['act_bits']} in groups of 64, rank {kind['rank']}, rotation {kind['rotation']}{scales}"
-        found.append((f"{kind['linears']} linears", told))
+        found.append((count(kind["linears"]), told))
     if document["skipped"]:
-        found.append(("as they were", f"{len(document['skipped'])} linears"))
+        found.append(("as they were", count(len(document["skipped"]))))
     return found
 
 
