@@ -87,7 +87,7 @@ def summarize(path: str | Path) -> Summary:
         except MissingFileError as e:
             if not (path / MANIFEST).exists() and (weights := _weights_in(path)):
                 others = f", or another of {len(weights)}" if len(weights) > 1 else ""
-                e.hint = f"it is no checkpoint of omniw4, but its weights can be named: {weights[0]}{others}"
+                e.hint = f"the folder is no checkpoint of omniw4; inspect the file in it: {weights[0]}{others}"
             raise
     file = read_header(path)
     return Summary("file", path.name, _rows(file), {path.name: file.nbytes}, file.nbytes, file.metadata)

@@ -41,7 +41,7 @@ def command(
     if document["passed"] is None:
         verdict = f"`omniw4 verify {directory} --model MODEL --json > {directory / 'verify.json'}`"
         output.note(
-            f"note: no verdict on this checkpoint, so the report does not say how good it is: {verdict}, then report again"
+            f"note: no verdict on this checkpoint, so the report tells no quality: {verdict}, then report again"
         )
     page = written / "report.html"
     shown = (out or directory / "report") / "report.html"
