@@ -18,13 +18,13 @@ def test_the_report_says_what_was_measured(folder: Path, tmp_path: Path) -> None
     windows = {"dataset": "wiki|text.txt", "count": 3, "seq_len": 48, "ids_sha256": "a" * 64, "held_out": True}
     source = report.collect(folder)["provenance"]["source"]
     verdict = {**VERDICT, "windows": windows, "model": source, "date": "2026-11-30T19:00:00+00:00"}
-    other = {**verdict, "windows": {**windows, "count": 2, "ids_sha256": "b" * 64}}
+    other = {**verdict, "windows": {**windows, "count": 1, "ids_sha256": "b" * 64}}
     for name, content in (("verify", verdict), ("other", other), ("old", VERDICT)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     document = report.collect(folder, [str(tmp_path / "verify.json"), f"few={tmp_path / 'other.json'}"])
     for page in (html.page(document, with_plots=False), markdown.page(document).replace("\\", "")):
         assert f"Quality measured: {source['name']} on wiki|text.txt, 3 windows × 48 tokens, 2026-11-30" in page
-        assert f"Not comparable, on other tokens: few ({source['name']} on wiki|text.txt, 2 windows × 48 tokens" in page
+        assert f"Not comparable, on other tokens: few ({source['name']} on wiki|text.txt, 1 window × 48 tokens" in page
     same = report.collect(folder, [str(tmp_path / "verify.json"), f"same={tmp_path / 'verify.json'}"])
     assert "Not comparable" not in markdown.page(same)
     old = markdown.page(report.collect(folder, [str(tmp_path / "old.json")]))
@@ -51,7 +51,7 @@ def test_a_verdict_without_a_quality_gate_is_not_green(
     page, text = html.page(document, with_plots=False), markdown.page(document)
     assert f'verification <b class="{colour}">{words}</b>' in page
     assert f"Verification: **{words}**." in text
-    assert ("passed, none of quality" in text) == (gates == [HOLDS])
+    assert ("passed, no quality gate" in text) == (gates == [HOLDS])
 
 
 def test_gates_are_listed_with_their_limits(document: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def test_gates_are_listed_with_their_limits(document: dict[str, Any]) -> None:
     assert "| max_layer_error | – | <= 0.5 | failed | not measured |" in text
     assert "| finite_tensors | – | holds | failed | x: qweight |" in text
     assert "Also checked, and true: hashes." in text
-    assert "| of quality | – | none was set | – |  |" in markdown.page({**document, "gates": [HOLDS]})
+    assert "| of the quality | – | none was set | – |  |" in markdown.page({**document, "gates": [HOLDS]})
 
 
 def test_the_title_is_checkpoint_and_model(document: dict[str, Any]) -> None:

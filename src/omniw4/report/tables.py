@@ -74,7 +74,7 @@ def quality(document: dict[str, Any]) -> Table | None:
             row["recipe"] or "this checkpoint", number(row["perplexity"]["reference"], ".2f"),
             number(row["perplexity"]["quantized"], ".2f"), number(row["perplexity"]["ratio"], ".3f"),
             number(row["kl"], ".3f"), number(row["argmax_agreement"], ".1%"), number(row["effective_bits"], ".2f"),
-            ("passed" if row["quality_gates"] else "passed, none of quality") if row["passed"] else "failed",
+            ("passed" if row["quality_gates"] else "passed, no quality gate") if row["passed"] else "failed",
         )
         for row in rows
     ]  # fmt: skip
@@ -117,17 +117,16 @@ def gates(document: dict[str, Any]) -> Table | None:
     if not rows and not held:
         return None
     header = ("gate", "measured", "wanted", "result", "")
-    return Table(header, rows or [("of quality", NONE, "none was set", NONE, "")], note)
+    return Table(header, rows or [("of the quality", NONE, "none was set", NONE, "")], note)
 
 
 def measured(row: dict[str, Any]) -> str:
     """What a verdict's figures are of: model, text, windows and tokens, date."""
     found = row["measured"]
-    windows = f"{number(found['windows'], 'd')} windows × {number(found['seq_len'], 'd')} tokens"
     parts = [
         f"{found['model'] or 'model not recorded'} on {found['text'] or 'a text not recorded'}",
-        windows if found["windows"] else "",
-        f"{found['prompts']} prompts decoded" if found["prompts"] else "",
+        f"{count(found['windows'], 'window')} × {count(found['seq_len'], 'token')}" if found["windows"] else "",
+        f"{count(found['prompts'], 'prompt')} decoded" if found["prompts"] else "",
         str(found["date"])[:10] if found["date"] else "date not recorded",
     ]
     return ", ".join(filter(None, parts))
