@@ -12,12 +12,14 @@ from gptqmodel import GPTQModel, QuantizeConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+MOST_ERROR = 0.3  # of 4 bits in groups of 64, far above what rounding alone does
+
 source, tokens_file, target = sys.argv[1:]
 tokens = load_file(tokens_file)["tokens"]
 rows = [{"input_ids": row.tolist(), "attention_mask": [1] * len(row)} for row in tokens]
-model = GPTQModel.load(
-    source, QuantizeConfig(bits=4, group_size=64, offload_to_disk=False), device="cpu", dtype=torch.float32
-)
+# format v1 keeps zero points less one
+settings = QuantizeConfig(bits=4, group_size=64, format="gptq_v2", offload_to_disk=False)
+model = GPTQModel.load(source, settings, device="cpu", dtype=torch.float32)
 began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
 model.quantize(rows, batch_size=1)
 seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
@@ -28,7 +30,11 @@ with torch.no_grad():
     for name, module in original.named_modules():
         packed = found.get(name)
         if isinstance(module, torch.nn.Linear) and hasattr(packed, "dequantize_weight"):
-            module.weight.copy_(packed.dequantize_weight().T)
+            weight = packed.dequantize_weight().T.float()
+            error = float((weight - module.weight).norm() / module.weight.norm())
+            if error > MOST_ERROR:
+                sys.exit(f"error: {name} is {error:.2f} of its norm away: the packed weight was misread")
+            module.weight.copy_(weight)
             changed += 1
 if not changed:
     sys.exit("error: GPTQModel packed no linear")

@@ -40,6 +40,11 @@ def test_recipes_are_compared_and_kept(run: Run, qwen3: Path, stats: Path, text:
     assert len(json.loads((out / "sweep.json").read_text())["recipes"]) == 3
     run("sweep", qwen3, "--out", out, "--recipe", "rtn", "--windows", 1, "--seq-len", 512).failed(2, "positions")
 
+    (out / "notes.txt").write_text("mine")  # the folder is replaced as a whole, so what is in it must be known
+    base = ("sweep", qwen3, "--stats", stats, "--out", out, "--dataset", text, *SMALL)
+    run(*base, "--recipe", "rtn").failed(2, "notes.txt", "--overwrite")
+    assert (out / "notes.txt").read_text() == "mine"
+
 
 def test_what_is_wrong(run: Run, qwen3: Path, tmp_path: Path) -> None:
     base = ("sweep", qwen3, "--out", tmp_path / "out", *SMALL)

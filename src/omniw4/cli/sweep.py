@@ -18,7 +18,7 @@ from omniw4.cli import options, quantize, settings
 from omniw4.cli.output import Output, figure, table
 from omniw4.errors import OutputExistsError, UsageError
 
-_RESULTS = "sweep.json"
+_RESULTS, _MARKDOWN, _PAGE = "sweep.json", "sweep.md", "sweep.html"
 
 
 def command(
@@ -94,6 +94,11 @@ def command(
             f"{str(out)!r} holds a comparison of another model, or on other texts, windows or statistics",
             hint="give --out another name, or replace it with --overwrite",
         )
+    if (foreign := _foreign(out)) and not overwrite:
+        raise OutputExistsError(
+            f"{str(out / foreign[0])!r} is not of a comparison, and the folder is replaced as a whole",
+            hint="give --out another name, move it away, or replace all of it with --overwrite",
+        )
     with OutputFolder.begin(out, fingerprint, resume=True, overwrite=True, marker=_RESULTS) as folder:
         earlier = known | _finished(folder.partial)
         rows = [row for label, row in earlier.items() if label not in labels and row["fingerprint"] == fingerprint]
@@ -144,10 +149,17 @@ def command(
             "front": sweep.front(rows),
         }
         atomic_write_json(folder.result / _RESULTS, document)
-        atomic_write(folder.result / "sweep.md", sweep.to_markdown(document))
-        atomic_write(folder.result / "sweep.html", sweep.to_html(document, with_plots=not no_plots))
+        atomic_write(folder.result / _MARKDOWN, sweep.to_markdown(document))
+        atomic_write(folder.result / _PAGE, sweep.to_html(document, with_plots=not no_plots))
         folder.commit()
     output.result(_text(document, out), document)
+
+
+def _foreign(out: Path) -> list[str]:
+    """What lies in a folder of results and is none."""
+    if not (out / _RESULTS).is_file():
+        return []  # OutputFolder refuses what no comparison made
+    return sorted(entry.name for entry in out.iterdir() if entry.name not in (_RESULTS, _MARKDOWN, _PAGE))
 
 
 def _check_stats(loaded: dict[str, configs.Config], stats: Path | None) -> None:
