@@ -23,6 +23,7 @@ from omniw4.ops.launch import (
     aligned,
     aligned_rows,
     launch,
+    launch_gemm,
     low_rank_operands,
     padded_rank,
 )
@@ -206,20 +207,11 @@ def _gemm(
     require_dtype(op, "qact", qact, shapes.qact_dtype)
     require_shape(op, "qact", qact, shapes.qact)
     require_shape(op, "a_scales", a_scales, shapes.a_scales)
-
     act, up = low_rank_operands(op, lora_act, proj_up, dtype)
-    qact, a_scales, qweight, w_scales = (aligned(t) for t in (qact, a_scales, qweight, w_scales))
-    bias = None if bias is None else aligned(bias.to(dtype))
-    residual = None if residual is None else aligned(residual)
-    y = qact.new_empty((tokens, out_features // 2 if epilogue == "swiglu" else out_features), dtype=dtype)
-    launch(
-        op, "gemm_lora_up", qact, qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), qweight=qweight.data_ptr(),
-        w_scales=w_scales.data_ptr(), lora_act=address(act), proj_up=address(up),
-        bias=address(bias), residual=address(residual), y=y.data_ptr(), rows=tokens, out_features=out_features,
-        in_features=groups * 64, rank=0 if up is None else up.shape[1],
-        lora_act_packed=act is not None and act.dim() == 4, tile=tile, epilogue=epilogue, dtype=NAMES[dtype], **heads,
+    return launch_gemm(
+        op, qact, a_scales, qweight, w_scales, act, up, bias, residual, tokens, out_features, groups, epilogue, dtype,
+        rank=0 if up is None else up.shape[1], lora_act_packed=act is not None and act.dim() == 4, tile=tile, **heads,
     )  # fmt: skip
-    return y
 
 
 @gemm_lora_up.register_kernel("cuda")

@@ -8,7 +8,7 @@ import torch
 
 from omniw4.ops import extension
 from omniw4.ops.checks import require, require_dtype, require_shape
-from omniw4.ops.launch import NAMES, address, aligned, launch, low_rank_operands
+from omniw4.ops.launch import address, aligned, launch_gemm, low_rank_operands
 from omniw4.ops.layouts import FLOAT16, INTEGER, MMA_S8, activation_shapes
 
 FEATURE_BLOCK = 64
@@ -54,19 +54,12 @@ def gemm(
     require_shape(op, "qact", qact, shapes.qact)
     require_shape(op, "a_scales", a_scales, shapes.a_scales)
     act, up = low_rank_operands(op, lora_act, proj_up, dtype)
-    qact, a_scales, qweight, w_scales = (aligned(t) for t in (qact, a_scales, qweight, w_scales))
-    bias = None if bias is None else aligned(bias.to(dtype))
-    residual = None if residual is None else aligned(residual)
     rows = None if row_scales is None else aligned(row_scales)
-    y = qact.new_empty((tokens, out_features // 2 if epilogue == "swiglu" else out_features), dtype=dtype)
-    launch(
-        op, "gemm_lora_up", qact, qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), qweight=qweight.data_ptr(),
-        w_scales=w_scales.data_ptr(), lora_act=address(act), proj_up=address(up), bias=address(bias),
-        residual=address(residual), y=y.data_ptr(), rows=tokens, out_features=out_features, in_features=groups * 64,
+    return launch_gemm(
+        op, qact, a_scales, qweight, w_scales, act, up, bias, residual, tokens, out_features, groups, epilogue, dtype,
         rank=0 if up is None else up.shape[1], lora_act_packed=act is not None and act.dim() == 4, tile=tile,
-        epilogue=epilogue, dtype=NAMES[dtype], layout=MMA_S8, act_bits=act_bits, row_scales=address(rows), **heads,
+        layout=MMA_S8, act_bits=act_bits, row_scales=address(rows), **heads,
     )  # fmt: skip
-    return y
 
 
 def runs(device: torch.device, act_bits: int) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from omniw4.ops import extension
 from omniw4.ops.checks import require, require_dtype, require_shape
-from omniw4.ops.launch import MAX_RANK, NAMES, RANK_TILE, address, aligned, launch
+from omniw4.ops.launch import MAX_RANK, RANK_TILE, address, aligned, launch_gemm
 from omniw4.ops.layouts import FLOAT16, INTEGER, WGMMA_S8, activation_shapes, lora_act_shape
 
 COLUMN_BLOCK = 128
@@ -75,21 +75,14 @@ def gemm(
         wanted, lora_dtype = lora_act_shape(WGMMA_S8, tokens, rank * (1 + len(ends)), dtype)
         require_dtype(op, "lora_act", lora_act, lora_dtype)
         require_shape(op, "lora_act", lora_act, wanted)
-    qact, a_scales, qweight = (aligned(t) for t in (qact, a_scales, qweight))
     act = None if lora_act is None or rank == 0 else aligned(lora_act)
     up = None if proj_up is None or rank == 0 else aligned(proj_up.to(dtype))
-    bias = None if bias is None else aligned(bias.to(dtype))
-    residual = None if residual is None else aligned(residual)
     rows = None if row_scales is None else aligned(row_scales)
-    y = qact.new_empty((tokens, out_features // 2 if epilogue == "swiglu" else out_features), dtype=dtype)
-    launch(
-        op, "gemm_lora_up", qact, qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), qweight=qweight.data_ptr(),
-        w_scales=0, lora_act=address(act), proj_up=address(up), bias=address(bias), residual=address(residual),
-        y=y.data_ptr(), rows=tokens, out_features=out_features, in_features=groups * 64, rank=rank,
-        lora_act_packed=True, tile=tile, epilogue=epilogue, dtype=NAMES[dtype], layout=WGMMA_S8, act_bits=act_bits,
-        row_scales=address(rows), segment_ends=ends, weights_ready=weights_ready, **heads,
+    return launch_gemm(
+        op, qact, a_scales, qweight, None, act, up, bias, residual, tokens, out_features, groups, epilogue, dtype,
+        rank=rank, lora_act_packed=True, tile=tile, layout=WGMMA_S8, act_bits=act_bits, row_scales=address(rows),
+        segment_ends=ends, weights_ready=weights_ready, **heads,
     )  # fmt: skip
-    return y
 
 
 def runs(device: torch.device, act_bits: int) -> bool:

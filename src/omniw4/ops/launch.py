@@ -48,6 +48,48 @@ def launch(op: str, name: str, on: torch.Tensor, **arguments: Any) -> None:
         raise KernelError(f"{op}: {e}") from e
 
 
+def launch_gemm(
+    op: str,
+    qact: torch.Tensor,
+    a_scales: torch.Tensor,
+    qweight: torch.Tensor,
+    w_scales: torch.Tensor | None,
+    lora_act: torch.Tensor | None,
+    proj_up: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    tokens: int,
+    out_features: int,
+    groups: int,
+    epilogue: str,
+    dtype: torch.dtype,
+    *,
+    rank: int,
+    lora_act_packed: bool,
+    **options: Any,
+) -> torch.Tensor:
+    """Call the GEMM of a family on operands whose shapes it has checked, into a new ``[M, N]``, or ``[M, N/2]`` gated.
+
+    Args:
+        w_scales: None where they are in qweight.
+        lora_act, proj_up: as the family reads them; None without a branch.
+        groups: of 64 input features.
+        options: what the family alone is asked.
+    """
+    qact, a_scales, qweight = (aligned(t) for t in (qact, a_scales, qweight))
+    w_scales = None if w_scales is None else aligned(w_scales)
+    bias = None if bias is None else aligned(bias.to(dtype))
+    residual = None if residual is None else aligned(residual)
+    y = qact.new_empty((tokens, out_features // 2 if epilogue == "swiglu" else out_features), dtype=dtype)
+    launch(
+        op, "gemm_lora_up", qact, qact=qact.data_ptr(), a_scales=a_scales.data_ptr(), qweight=qweight.data_ptr(),
+        w_scales=address(w_scales), lora_act=address(lora_act), proj_up=address(proj_up), bias=address(bias),
+        residual=address(residual), y=y.data_ptr(), rows=tokens, out_features=out_features, in_features=groups * 64,
+        rank=rank, lora_act_packed=lora_act_packed, epilogue=epilogue, dtype=NAMES[dtype], **options,
+    )  # fmt: skip
+    return y
+
+
 def padded_rank(matrix: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
     """``[rows, R]`` to ``[rows, R']`` of dtype with zeros up to a multiple of 16; as it is where it fits."""
     rank = matrix.shape[1]
