@@ -129,7 +129,7 @@ def run_peer(name: str, tokens: Path, chosen: argparse.Namespace) -> Row:
         row.note = f"`{' '.join(map(str, e.cmd[:3]))} ...` ended with exit code {e.returncode}"
         return row
     row.seconds, row.cpu_seconds = measured["seconds"], measured["cpu_seconds"]
-    row.ratios = {Path(text).stem: ratio(chosen.model, str(target), text, chosen.windows) for text in chosen.eval}
+    row.ratios = ratios(chosen.model, str(target), chosen.eval, chosen.windows)
     return row
 
 
@@ -145,19 +145,22 @@ def install(name: str, folder: Path, python: Path) -> None:
     (folder / ".installed").touch()
 
 
-def ratio(original: str, other: str, text: str, windows: int) -> float:
-    """Perplexity of a plain model over the original's, on the windows that ``omniw4 verify`` takes."""
+def ratios(original: str, other: str, texts: list[str], windows: int) -> dict[str, float]:
+    """Perplexity of a plain model over the original's by text, on the windows that ``omniw4 verify`` takes."""
     from omniw4.calibrate.dataset import read_text, tokenize
     from omniw4.model import load
     from omniw4.verify.evaluate import Forward, compare, text_items
     from omniw4.verify.windows import make_windows
 
     first, second = (load(folder, dtype="float32") for folder in (original, other))
-    documents = read_text(text)
-    bos = tokenize(documents, first.tokenizer, 1, SEQ_LEN, name=text).fingerprint["bos"]["token"]
-    items = text_items(make_windows(documents, first.tokenizer, windows, SEQ_LEN, bos).ids, labelled=True)
-    found = compare(Forward(first.model), Forward(second.model), items).ratio
-    assert found is not None
+    found = {}
+    for text in texts:
+        documents = read_text(text)
+        bos = tokenize(documents, first.tokenizer, 1, SEQ_LEN, name=text).fingerprint["bos"]["token"]
+        items = text_items(make_windows(documents, first.tokenizer, windows, SEQ_LEN, bos).ids, labelled=True)
+        ratio = compare(Forward(first.model), Forward(second.model), items).ratio
+        assert ratio is not None
+        found[Path(text).stem] = ratio
     return found
 
 
