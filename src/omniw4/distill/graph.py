@@ -42,18 +42,20 @@ class GraphedLoss:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         kept = [p.grad.clone() for p in self._parameters if p.grad is not None]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self._run(loss)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result = self._run(loss)
-        for parameter, before in zip(self._parameters, kept, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.copy_(before)
+        try:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    self._run(loss)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._result = self._run(loss)
+        finally:  # also where it cannot be captured: what warming up has added is no gradient of the step
+            for parameter, before in zip(self._parameters, kept, strict=True):
+                assert parameter.grad is not None
+                parameter.grad.copy_(before)
 
     def __call__(self, example: Example) -> torch.Tensor:
         """The loss, in a tensor that the next call overwrites."""
