@@ -31,6 +31,7 @@ def start(
     """Run the command line in a forked process with the handlers it has as a program; returns its id.
 
     Args:
+        stderr: a file for what it says there; this process's own without one, so that a failed test shows it.
         user: becomes this user first, when it is root.
         environment: variables it has in addition.
     """
@@ -43,9 +44,9 @@ def start(
     try:
         from omniw4.cli import app
 
-        out = os.open(stderr or os.devnull, os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(out, 2)
+        if stderr is not None:
+            os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         os.environ.update(environment or {})
         if user is not None and os.geteuid() == 0:
@@ -72,7 +73,7 @@ def run(*arguments: Any) -> int:
 
 
 def run_and_kill(delay: float, *arguments: Any) -> int:
-    child = start(*arguments)
+    child = start(*arguments, stderr=Path(os.devnull))
     time.sleep(delay)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
