@@ -46,6 +46,7 @@ def calibrate(
     on_block: Callable[[int, int, str], None] | None = None,
     resident: Resident | None = None,
     relay: Relay | None = None,
+    through: dict[str, Any] | None = None,
 ) -> Stats:
     """Capture the statistics of a model and write them to an existing, empty folder.
 
@@ -53,8 +54,10 @@ def calibrate(
         data: from :func:`tokenize` or :func:`read_hidden`.
         batch_size: samples a forward.
         on_block: called after each block with (blocks done, blocks, path of the block).
-        resident: brings a block into memory while it is run; see :func:`omniw4.model.offload`.
+        resident: makes a block ready while it is run: brings it into memory (:func:`omniw4.model.offload`), or lets
+            quantized linears stand in for its own (:func:`omniw4.runtime.stand_in.stand_in_by_block`).
         relay: processes that share the samples, this one being the last of them; the others :func:`contribute`.
+        through: what stands in, for the fingerprint; None: the model as it is.
 
     Raises:
         UsageError: sequences longer than the model has positions.
@@ -75,7 +78,7 @@ def calibrate(
         "warnings": data.warnings,
     }
     source = TokenSource(data) if isinstance(data, TokenSet) else data
-    with StatsWriter(folder, fingerprint(loaded, data), provenance) as sink:
+    with StatsWriter(folder, fingerprint(loaded, data, through), provenance) as sink:
         capture(loaded.model, source, sink, batch_size=batch_size, on_block=on_block, resident=resident, relay=relay)
     return Stats.open(folder)
 
@@ -94,11 +97,14 @@ def contribute(
     capture(loaded.model, source, None, batch_size=batch_size, resident=resident, relay=relay)
 
 
-def fingerprint(loaded: LoadedModel, data: TokenSet | HiddenSource) -> dict[str, Any]:
-    """What decides the statistics: model, data, and the dtype the model ran in."""
+def fingerprint(
+    loaded: LoadedModel, data: TokenSet | HiddenSource, through: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What decides the statistics: model, data, the dtype the model ran in, and what stood in for its linears."""
     dtype = str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
     name = loaded.folder.name if loaded.folder is not None else loaded.source
-    return {"model": {"name": name, "hash": loaded.hash}, "data": data.fingerprint, "dtype": dtype}
+    found = {"model": {"name": name, "hash": loaded.hash}, "data": data.fingerprint, "dtype": dtype}
+    return found if through is None else found | {"through": through}
 
 
 def _check_fit(loaded: LoadedModel, data: TokenSet | HiddenSource) -> None:

@@ -91,7 +91,7 @@ class Stats:
     """Statistics read back; tensors are read from disk when asked for.
 
     Attributes:
-        fingerprint: model hash, text hash, tokens, BOS policy.
+        fingerprint: model hash, text hash, tokens, BOS policy; ``through`` where quantized linears stood in.
         provenance: versions.
         groups: for each group its ``members``, ``in_features``, ``tokens`` and ``excluded``.
         paths: every linear that has statistics.

@@ -67,8 +67,8 @@ class BlockWalk:
         model: any model whose blocks :func:`omniw4.model.find_blocks` finds.
         source: tokens or captured hidden states.
         batch_size: samples a forward.
-        resident: brings a block's weights into memory while it is run, where they are not; see
-            :class:`omniw4.model.StreamedModel`.
+        resident: makes a block ready while it is run: brings its weights into memory where they are not
+            (:class:`omniw4.model.StreamedModel`), or changes what it makes of its inputs.
         samples: those to walk with; all of them without it.
     """
 

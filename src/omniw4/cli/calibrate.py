@@ -10,11 +10,12 @@ import typer
 from omniw4 import config as configs
 from omniw4.cli import options, processes, settings
 from omniw4.cli.output import size
-from omniw4.errors import UsageError
+from omniw4.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from omniw4.calibrate import HiddenSource, TokenSet
     from omniw4.calibrate.walk import Resident
+    from omniw4.checkpoint import Checkpoint
     from omniw4.model import LoadedModel
 
 
@@ -28,6 +29,12 @@ def command(
     ] = None,
     prompts: options.Prompts = None,
     num_step: options.NumStep = 32,
+    through: Annotated[
+        Path | None,
+        typer.Option(
+            "--through", metavar="DIR", help="A checkpoint of MODEL: see inputs as its quantized linears make them."
+        ),
+    ] = None,
     samples: Annotated[int | None, typer.Option("--samples", metavar="N", help="Sequences.", show_default="32")] = None,
     seq_len: Annotated[
         int | None, typer.Option("--seq-len", metavar="N", help="Tokens a sequence.", show_default="1024")
@@ -76,16 +83,19 @@ def command(
     if spoken is None:
         models.check_positions(skeleton, chosen.seq_len if hidden is None else hidden.hidden_states.shape[1])
     del skeleton
+    checkpoint = None if through is None else _open_checkpoint(through, model, gguf_file)
     opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
 
     def load() -> tuple[LoadedModel, TokenSet | HiddenSource, Resident | None]:
         streamed = models.offload(model, device=device, **opening) if offload else None
         loaded = models.load(model, device=device, **opening) if streamed is None else streamed.loaded
+        resident = None if streamed is None else streamed.resident
+        if checkpoint is not None:
+            resident = _standing_in(loaded, checkpoint, resident, device)
         if spoken is not None:
             tokens = chosen.samples * chosen.seq_len
             captured = calibrate.capture_decoding(loaded, spoken, tokens=tokens, seed=chosen.seed, num_step=num_step)
-            return loaded, captured, None
-        resident = None if streamed is None else streamed.resident
+            return loaded, captured, resident
         if hidden is not None:
             return loaded, hidden, resident
         return loaded, _tokenize(docs, loaded, chosen, calibrate.dataset_name(dataset), strict), resident
@@ -101,7 +111,8 @@ def command(
         loaded, data, resident = load()
         for warning in data.warnings:
             output.warn(warning)
-        output.note(f"calibrating {loaded.source} on {_told(data.fingerprint)}")
+        passed = "" if through is None else f", through the linears of {through.name}"
+        output.note(f"calibrating {loaded.source} on {_told(data.fingerprint)}{passed}")
         with output.progress("calibrating") as bar:
             stats = calibrate.calibrate(
                 loaded,
@@ -111,6 +122,7 @@ def command(
                 on_block=lambda i, n, path: bar.step(i, n, path),
                 resident=resident,
                 relay=relay,
+                through=None if checkpoint is None else {"checkpoint": checkpoint.hash, "recipe": checkpoint.recipe},
             )
         excluded = {name: g["excluded"] for name, g in stats.groups.items() if g["excluded"]}
         if excluded:
@@ -141,6 +153,33 @@ def _check_exclusions(flags: dict[str, Any]) -> None:
     ):
         if flags[one] is not None and flags[other] is not None:
             raise UsageError(f"{one} and {other} exclude each other", hint=hint)
+
+
+def _open_checkpoint(folder: Path, model: str, gguf_file: str | None) -> Checkpoint:
+    """The checkpoint to see inputs through, known to be whole and of this very model."""
+    from omniw4.checkpoint import Checkpoint, other_origin
+    from omniw4.model import source_hash
+
+    checkpoint = Checkpoint.open(folder)
+    if told := other_origin(checkpoint, Path(model).name, source_hash(model, gguf_file=gguf_file)):
+        raise ModelError(
+            f"--through {folder.name!r}: {told}", hint="give a checkpoint of the model that is calibrated, as it is now"
+        )
+    checkpoint.check_hashes()
+    return checkpoint
+
+
+def _standing_in(loaded: LoadedModel, checkpoint: Checkpoint, resident: Resident | None, device: str) -> Resident:
+    import torch
+
+    from omniw4.runtime.stand_in import stand_in_by_block
+
+    if device.startswith("cuda") and next(loaded.model.parameters()).dtype == torch.float32:
+        raise UsageError(
+            "--through on a GPU runs quantized linears, which take 16 bits there, and the model is in float32",
+            hint="add --dtype float16 or bfloat16, or use --device cpu",
+        )
+    return stand_in_by_block(loaded.model, checkpoint, resident)
 
 
 def _tokenize(docs: list[str], loaded: LoadedModel, chosen: configs.Calibrate, name: str, strict: bool) -> TokenSet:

@@ -105,8 +105,10 @@ def _source(provenance: dict[str, Any]) -> str:
 def _calibration(fingerprint: dict[str, Any] | None) -> str:
     if not fingerprint:
         return "nothing (data-free)"
-    data = fingerprint.get("data") or {}
-    return f"{data.get('dataset')} · {data.get('samples')}×{data.get('seq_len')} · {data.get('tokens')} tokens"
+    data, through = fingerprint.get("data") or {}, fingerprint.get("through")
+    passed = f" · through checkpoint {str(through.get('checkpoint'))[:16]}" if through else ""
+    counts = f"{data.get('samples')}×{data.get('seq_len')} · {data.get('tokens')} tokens"
+    return f"{data.get('dataset')} · {counts}{passed}"
 
 
 def _layer_table(summary: Summary) -> str:

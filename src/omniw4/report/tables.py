@@ -261,6 +261,8 @@ def provenance(document: dict[str, Any]) -> list[tuple[str, str]]:
         told = (
             f"{data.get('dataset') or NONE} · {data.get('samples')}×{data.get('seq_len')} · {data.get('tokens')} tokens"
         )
+        if through := calibration.get("through"):
+            told += f" · through checkpoint {str(through.get('checkpoint') or NONE)[:16]}"
         found.insert(1, ("calibrated on", told))
     else:
         found.insert(1, ("calibrated on", "nothing (data-free)"))

@@ -52,26 +52,33 @@ def swap(
     skipped = {p: pattern for pattern in skip for p in patterns.select(pattern, paths, flag="skip")}
     modules = dict(model.named_modules(remove_duplicate=False))
     wanted = [path for path in paths if path in chosen and path not in skipped]
-    for path in wanted:
+    require_linears(wanted, modules)
+    replacements = {path: twin(path, linears[path], modules[path]) for path in wanted}
+    return replace(model, replacements, kept=_reasons(paths, chosen, skipped))
+
+
+def require_linears(paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:
+    """Raise ModelError, naming the first, unless each path is that of a linear among ``modules``."""
+    for path in paths:
         if not isinstance(modules.get(path), nn.Linear | W4A4Linear):
             raise ModelError(
                 _no_such_linear(path, modules), hint="the checkpoint and the model must share module paths"
             )
-    replacements: dict[str, W4A4Linear] = {}
-    for path in wanted:
-        quantized, old = linears[path], modules[path]
-        found, expected = (quantized.out_features, quantized.in_features), (old.out_features, old.in_features)
-        if found != expected:
-            raise ModelError(f"{path}: the quantized linear is {list(found)}, the model's is {list(expected)} [N, K]")
-        if (quantized.bias is None) != (old.bias is None):
-            has, lacks = ("model", "quantized linear") if quantized.bias is None else ("quantized linear", "model")
-            raise ModelError(f"{path}: the {has} has a bias, the {lacks} has none")
-        device, dtype = _place(old)
-        new = W4A4Linear.from_quantized(quantized.to(device))
-        new.train(old.training)
-        new.prepare(dtype=dtype)
-        replacements[path] = new
-    return replace(model, replacements, kept=_reasons(paths, chosen, skipped))
+
+
+def twin(path: str, quantized: QuantizedLinear, old: nn.Module) -> W4A4Linear:
+    """A quantized linear as a module, where ``old`` is and ready to run; raises ModelError where the two do not fit."""
+    found, expected = (quantized.out_features, quantized.in_features), (old.out_features, old.in_features)
+    if found != expected:
+        raise ModelError(f"{path}: the quantized linear is {list(found)}, the model's is {list(expected)} [N, K]")
+    if (quantized.bias is None) != (old.bias is None):
+        has, lacks = ("model", "quantized linear") if quantized.bias is None else ("quantized linear", "model")
+        raise ModelError(f"{path}: the {has} has a bias, the {lacks} has none")
+    device, dtype = _place(old)
+    new = W4A4Linear.from_quantized(quantized.to(device))
+    new.train(old.training)
+    new.prepare(dtype=dtype)
+    return new
 
 
 def replace(model: nn.Module, replacements: Mapping[str, nn.Module], kept: Mapping[str, str]) -> SwapReport:
