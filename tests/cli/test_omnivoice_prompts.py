@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from harness import Run
 
 from omnivoice_fixture import require_omnivoice
+from omniw4.calibrate import Stats
+from omniw4.checkpoint import Checkpoint
 
 STEPS = 4
 ONE_ROUND = ("--set", "recipe.lowrank.rounds=1")
@@ -53,6 +56,22 @@ def test_every_verb(run: Run, prompts: list[Path], tmp_path: Path) -> None:
     assert (verdict["argmax_agreement"], verdict["kl"]) == (decoding["agreement"], decoding["kl"])
     assert verdict["windows"]["dataset"] == "20.jsonl"
     assert verdict["hidden_error"] < 0.2
+
+
+def test_prompts_through_a_checkpoint(run: Run, prompts: list[Path], tmp_path: Path) -> None:
+    """The original decodes, so that what enters the first block is the same; the rest is as the checkpoint has it."""
+    out = tmp_path / "rtn"
+    ran = run("quantize", FIXTURE, "--config", "rtn", "--out", out)
+    assert ran.code == 0, ran.stderr
+    command = ("calibrate", FIXTURE, "--prompts", prompts[1], "--num-step", STEPS)
+    for name, flags in (("plain", ()), ("through", ("--through", out))):
+        ran = run(*command, *flags, "--out", tmp_path / name)
+        assert ran.code == 0, ran.stderr
+    plain, through = Stats.open(tmp_path / "plain"), Stats.open(tmp_path / "through")
+    assert through.fingerprint.pop("through")["checkpoint"] == Checkpoint.open(out).hash
+    assert through.fingerprint == plain.fingerprint
+    changed = {n for n in plain.groups if not torch.equal(plain.linear(n).hessian, through.linear(n).hessian)}
+    assert changed == set(plain.groups) - {"llm.layers.0.self_attn.q_proj"}
 
 
 def test_what_does_not_go_together_is_refused(run: Run, prompts: list[Path], tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ def test_calibrate(model: Path, text: Path, tmp_path: Path, world: int, flags: t
     assert folder_bytes(tmp_path / "together") == folder_bytes(tmp_path / "alone")
 
 
+def test_calibrate_through_a_checkpoint(model: Path, text: Path, checkpoint: Path, tmp_path: Path) -> None:
+    command = ("calibrate", model, "--dataset", text, "--through", checkpoint, *kills.CALIBRATE)
+    assert run_together(2, *command, "--out", tmp_path / "together", folder=tmp_path) == [0, 0], told(tmp_path)
+    assert kills.run(*command, "--out", tmp_path / "alone") == 0
+    assert folder_bytes(tmp_path / "together") == folder_bytes(tmp_path / "alone")
+
+
 @pytest.mark.parametrize("world", [3])
 def test_quantize(model: Path, stats: Path, checkpoint: Path, tmp_path: Path, world: int) -> None:
     out = tmp_path / "out"

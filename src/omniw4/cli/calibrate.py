@@ -10,7 +10,7 @@ import typer
 from omniw4 import config as configs
 from omniw4.cli import options, processes, settings
 from omniw4.cli.output import size
-from omniw4.errors import ModelError, UsageError
+from omniw4.errors import ModelError, QuantMethodError, UsageError
 
 if TYPE_CHECKING:
     from omniw4.calibrate import HiddenSource, TokenSet
@@ -160,7 +160,10 @@ def _open_checkpoint(folder: Path, model: str, gguf_file: str | None) -> Checkpo
     from omniw4.checkpoint import Checkpoint, other_origin
     from omniw4.model import source_hash
 
-    checkpoint = Checkpoint.open(folder)
+    try:
+        checkpoint = Checkpoint.open(folder)
+    except QuantMethodError as e:
+        raise UsageError(f"--through {folder.name!r} is no checkpoint of omniw4: {e.message}", hint=e.hint) from e
     if told := other_origin(checkpoint, Path(model).name, source_hash(model, gguf_file=gguf_file)):
         raise ModelError(
             f"--through {folder.name!r}: {told}", hint="give a checkpoint of the model that is calibrated, as it is now"
