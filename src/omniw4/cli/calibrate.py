@@ -89,7 +89,7 @@ def command(
     def load() -> tuple[LoadedModel, TokenSet | HiddenSource, Resident | None]:
         streamed = models.offload(model, device=device, **opening) if offload else None
         loaded = models.load(model, device=device, **opening) if streamed is None else streamed.loaded
-        resident = None if streamed is None else streamed.resident
+        resident: Resident | None = None if streamed is None else streamed.resident
         if checkpoint is not None:
             resident = _standing_in(loaded, checkpoint, resident, device)
         if spoken is not None:
