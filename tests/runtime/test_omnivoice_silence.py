@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -60,9 +61,17 @@ def test_a_real_request_gets_shorter() -> None:
     assert got.shape[1] == audio.remove_silence(wave, 24_000, 500, 100, 100).shape[1] < wave.shape[1] - 24 * 1000
 
 
-def test_it_is_there_while_a_model_is_accelerated() -> None:
-    from omnivoice.models import omnivoice as package
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package's module as it is imported, whatever models other tests have left accelerated."""
+    from omnivoice.models import omnivoice
 
+    monkeypatch.setattr(omnivoice, "remove_silence", audio.remove_silence)
+    monkeypatch.setattr(silence, "_models", weakref.WeakSet())
+    return omnivoice
+
+
+def test_it_is_there_while_a_model_is_accelerated(package: Any) -> None:
     original = package.remove_silence
     one, other = lively_model(), lively_model()
     accelerate(one)
@@ -78,9 +87,7 @@ def test_it_is_there_while_a_model_is_accelerated() -> None:
     assert package.remove_silence is original
 
 
-def test_a_model_that_is_gone_holds_nothing_back() -> None:
-    from omnivoice.models import omnivoice as package
-
+def test_a_model_that_is_gone_holds_nothing_back(package: Any) -> None:
     original = package.remove_silence
     one, other = lively_model(), lively_model()
     accelerate(one)
@@ -96,10 +103,8 @@ def test_a_model_that_is_gone_holds_nothing_back() -> None:
     [lambda sound, *ms: sound[:, ::2], lambda sound, rate: sound],
     ids=["another result", "another signature"],
 )
-def test_a_package_that_does_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch, changed: Any) -> None:
-    from omnivoice.models import omnivoice as package
-
-    monkeypatch.setattr(package, "remove_silence", changed)
+def test_a_package_that_does_something_else_is_left_alone(package: Any, changed: Any) -> None:
+    package.remove_silence = changed
     model = lively_model()
     accelerate(model)
     assert package.remove_silence is changed
