@@ -9,6 +9,7 @@ import torch
 OVERSAMPLING = 16  # vectors iterated besides the R wanted
 ITERATIONS = 24
 QUICK_ITERATIONS = 4
+EXACT_SIZE = 1536  # columns of the largest Gram matrix that a CPU decomposes in full: some seconds
 SETTLED = 2e-7  # change of the energy held from one iteration to the next, of all energy: FP32's rounding
 
 
@@ -58,9 +59,9 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening
     A few iterations of a subspace find the leading singular vectors where the others are far smaller, as in every
     round that starts from the SVD of W. Where that does not settle they are the leading eigenvectors of the smaller
     Gram matrix in FP64 (which keeps half of FP64's digits of the small singular values, more than FP32 has): from all
-    of them on a CPU, exact up to rounding; by more iterations on a GPU, where a full decomposition of each matrix takes
-    a hundred times longer. Each factor gets the square root of the singular values, so that the entries of both lie in
-    the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
+    of them on a CPU up to :data:`EXACT_SIZE`, exact up to rounding; else by more iterations, where a full decomposition
+    of each matrix would take a hundred times longer. Each factor gets the square root of the singular values, so that
+    the entries of both lie in the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
 
     Args:
         residual: ``[..., N, K]`` float.
@@ -77,8 +78,8 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening
     found = quick_pairs(transposed if wide else r, kept) if whitening is None else None
     if found is None:
         gram = r @ transposed if wide else transposed @ r
-        leading_pairs = subspace_iteration if residual.device.type == "cuda" else eigenpairs
-        found = leading_pairs(gram, kept)
+        exact = residual.device.type == "cpu" and min(n, k) <= EXACT_SIZE
+        found = eigenpairs(gram, kept) if exact else subspace_iteration(gram, kept)
     values, leading = found
     root = values.clamp(min=0).sqrt().sqrt()[..., None, :]  # √sigma: [..., 1, kept]
     inverse_root = torch.where(root > 0, root.reciprocal(), torch.zeros_like(root))
