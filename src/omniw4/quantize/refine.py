@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from omniw4 import int4
+from omniw4.quantize.products import add_product_
 from omniw4.quantize.scales import Rounded, reciprocal
 
 
@@ -40,7 +41,7 @@ def coordinate_descent(weight: torch.Tensor, start: Rounded, hessian: torch.Tens
             block, own = hessian[..., here, here], gradient[..., here, :].clone()
             _descend_columns(codes[..., here, :], own, block, steps[..., left // size, :], change)
             ahead = slice(left + size if sweep == sweeps - 1 else 0, None)  # nobody looks back after the last sweep
-            gradient[..., ahead, :] += hessian[..., ahead, here] @ change
+            add_product_(gradient[..., ahead, :], hessian[..., ahead, here], change)
     return replace(start, codes=codes.transpose(-1, -2).to(torch.int8).contiguous())
 
 
