@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from omniw4.quantize.order import columns_of, permute
+
 OVERSAMPLING = 16  # vectors iterated besides the R wanted
 ITERATIONS = 24
 QUICK_ITERATIONS = 4
@@ -35,22 +37,31 @@ class Whitening:
     Args:
         inverse: ``S⁻¹``: ``[..., K, K]`` upper triangular (:func:`omniw4.quantize.gptq.factorise`), or ``[..., K]``,
             its diagonal. H is damped there, so no direction is blown up on the way back, and none need be cut off.
+        order: ``[..., K/64]`` of the groups, which the factor is in (:mod:`omniw4.quantize.order`): S is then a root
+            of H between two permutations, and as good.
     """
 
     inverse: torch.Tensor
     diagonal: bool
+    order: torch.Tensor | None = None
 
     def apply(self, weight: torch.Tensor) -> torch.Tensor:
         """``W·S`` of ``[..., N, K]``, FP64."""
         inverse = self.inverse.double()
         if self.diagonal:
             return weight.double() / inverse[..., None, :]
+        weight = weight if self.order is None else permute(weight, columns_of(self.order))
         return torch.linalg.solve_triangular(inverse, weight.double(), upper=True, left=False)
 
     def undo(self, down: torch.Tensor) -> torch.Tensor:
         """``[..., K, R]`` behind S, as it is without: ``S⁻ᵀ·down``."""
         inverse = self.inverse.to(down.dtype)
-        return inverse[..., None] * down if self.diagonal else inverse.transpose(-1, -2) @ down
+        if self.diagonal:
+            return inverse[..., None] * down
+        found = inverse.transpose(-1, -2) @ down
+        if self.order is None:
+            return found
+        return permute(found.transpose(-1, -2), columns_of(self.order.argsort(-1))).transpose(-1, -2)
 
 
 def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening: Whitening | None = None) -> LowRank:
