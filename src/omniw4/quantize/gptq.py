@@ -18,6 +18,7 @@ import torch
 
 from omniw4 import int4
 from omniw4.quantize.order import columns_of, permute, permute_hessian
+from omniw4.quantize.products import add_product_
 from omniw4.quantize.scales import IntegerScales, Rounded, ScaleRule, reciprocal, scales_for
 from omniw4.tensors import ScaleType
 
@@ -109,9 +110,10 @@ def gptq(
             block = upper[..., left:right, left:right]
             _round_columns(w[..., left:right, :], block, kind.step(chosen), codes[..., left:right, :], err)
             if right < end:
-                w[..., right:end, :] -= upper[..., left:right, right:end].transpose(-1, -2) @ err
+                add_product_(w[..., right:end, :], upper[..., left:right, right:end].transpose(-1, -2), err, -1.0)
         if end < k:
-            w[..., end:, :] -= upper[..., start:end, end:].transpose(-1, -2) @ errors[..., : end - start, :]
+            spread = upper[..., start:end, end:].transpose(-1, -2)
+            add_product_(w[..., end:, :], spread, errors[..., : end - start, :], -1.0)
     rows = kind.rows if isinstance(kind, IntegerScales) else None
     return Rounded(codes.transpose(-1, -2).to(torch.int8), scales.transpose(-1, -2).contiguous(), rows)
 

@@ -6,7 +6,7 @@ import torch
 
 
 def add_product_(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float = 1.0) -> None:
-    """``total += scale·a·b``, in place: ``[..., M, N]``, ``[..., M, K]`` and ``[..., K, N]`` with equal leading axes."""
+    """``total += scale·a·b``, in place: ``[..., M, N]``, ``[..., M, K]``, ``[..., K, N]`` with equal leading axes."""
     if total.dim() == 2:
         total.addmm_(a, b, alpha=scale)
     elif total.dim() == 3:
