@@ -12,6 +12,7 @@ import pytest
 # Before anything imports torch or transformers, in this process and in those the tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # no pool of threads to load with: verbs run in forked processes
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 

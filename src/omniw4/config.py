@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import difflib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic_core import PydanticCustomError
 
 from omniw4.errors import ConfigError
@@ -27,6 +37,16 @@ def _not_a_bool(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_not_a_bool)]
 Number = Annotated[float, BeforeValidator(_not_a_bool)]
+
+
+def _number_or_search(value: Any) -> Any:
+    """One sentence for both that are allowed; a union has a sentence for each."""
+    if value == "search":
+        return value
+    with suppress(TypeError, ValueError, OverflowError):
+        if 0 <= (number := float(_not_a_bool(value))) <= 1:
+            return number
+    raise PydanticCustomError("strength_type", "a number from 0 to 1, or search, is wanted")
 
 
 class _Section(BaseModel):
@@ -55,18 +75,35 @@ class Activations(_Section):
 
 
 class Smooth(_Section):
-    """``smooth_j = m(X_j)^strength / m(W_j)^(1-strength)`` with m the absmax (SmoothQuant) or the RMS; 0 is off."""
+    """``smooth_j = m(X_j)^strength / m(W_j)^(1-strength)`` with m the absmax (SmoothQuant) or the RMS; 0 is off.
 
-    strength: Number = Field(0.0, ge=0, le=1)
+    ``search``: for each input the strength with the least modelled error (:mod:`omniw4.quantize.smooth`).
+    """
+
+    strength: Annotated[float | Literal["search"], PlainValidator(_number_or_search)] = 0.0
     measure: Literal["absmax", "rms"] = "absmax"
+
+    @property
+    def enabled(self) -> bool:
+        """Whether linears have a smoothing vector."""
+        return self.strength != 0
 
 
 class Gptq(_Section):
     enabled: bool = True
     hessian: Literal["plain", "normalized"] = "plain"
     damp: Number = Field(0.01, gt=0)
+    order: Literal["natural", "activation"] = "natural"
     block_size: Whole = Field(128, ge=64, multiple_of=64)
     sweeps: Whole = Field(0, ge=0, le=100)
+
+    @model_serializer(mode="wrap")
+    def _without_natural_order(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The natural order goes without saying: recipes stored before there was another one are equal to today's."""
+        data: dict[str, Any] = handler(self)
+        if data.get("order") == "natural":
+            del data["order"]
+        return data
 
 
 class LowRank(_Section):
@@ -125,7 +162,7 @@ class Recipe(_Section):
     @property
     def needs_stats(self) -> bool:
         """Whether it takes calibration statistics."""
-        return self.gptq.enabled or self.smooth.strength > 0 or self.lowrank.whiten != "none"
+        return self.gptq.enabled or self.smooth.enabled or self.lowrank.whiten != "none"
 
 
 class Gates(_Section):
@@ -200,6 +237,7 @@ _WANTED = {
     "float_parsing": "a number",
     "float_type": "a number",
     "number_type": "a number",
+    "strength_type": "a number from 0 to 1, or search",
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "string_type": "a text",

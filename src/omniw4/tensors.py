@@ -128,6 +128,7 @@ class LayerReport:
     best_round: int = 0
     rtn_error: float = float("nan")  # relative_error of the data-free recipe on the same linear, for comparison
     seconds: float = 0.0
+    smooth_strength: float | None = None  # what recipe.smooth.strength: search chose; None where it was not searched
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def spec_of(recipe: Recipe) -> LinearSpec:
     return LinearSpec(
         rank=recipe.lowrank.rank,
         rotation=recipe.rotation,
-        smooth=recipe.smooth.strength > 0,
+        smooth=recipe.smooth.enabled,
         act_clip=recipe.activations.clip,
     )
 

@@ -69,7 +69,7 @@ def test_tensors_have_the_shapes_and_dtypes_of_the_checkpoint(name: str) -> None
             "proj_up": ((40, 16), stored),
             "bias": ((40,), stored),
         }
-        if recipe.smooth.strength > 0:
+        if recipe.smooth.enabled:
             wanted["smooth"] = ((128,), stored)
         assert {n: (tuple(t.shape), t.dtype) for n, t in quantized.tensors().items()} == wanted
         assert all(t.is_contiguous() for t in quantized.tensors().values())

@@ -6,7 +6,15 @@ import pytest
 import torch
 from quantize_problems import weights
 
-from omniw4.quantize.lowrank import Whitening, eigenpairs, energy_share, subspace_iteration, svd_lowrank
+from omniw4.quantize import lowrank
+from omniw4.quantize.lowrank import (
+    Whitening,
+    eigenpairs,
+    energy_share,
+    quick_pairs,
+    subspace_iteration,
+    svd_lowrank,
+)
 
 SHAPES = [(96, 160), (160, 96), (64, 64), (8, 192)]
 
@@ -105,6 +113,52 @@ def test_subspace_iteration_of_a_matrix_of_low_rank(true_rank: int) -> None:
     assert bool(torch.isfinite(vectors).all())
     torch.testing.assert_close(values[0], eigenpairs(gram, 8)[0], rtol=1e-6, atol=1e-6 * float(gram.trace() + 1))
     assert torch.equal(values[0], values[1])
+
+
+def spiked(n: int, k: int, rank: int, seed: int = 0) -> torch.Tensor:
+    """Noise with ``rank`` directions that stand out of it, as W - Q does in a round that began with the SVD of W."""
+    return weights(n, k, seed=seed) * 0.05 + weights(n, rank, seed=seed + 1) @ weights(rank, k, seed=seed + 2)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e25])
+@pytest.mark.parametrize(("n", "k"), [(320, 400), (400, 320)])
+def test_directions_that_stand_out_settle_at_once(n: int, k: int, scale: float) -> None:
+    residual = spiked(n, k, 16).double() * scale
+    tall = residual.T if n <= k else residual
+    found = quick_pairs(tall, 16)
+    assert found is not None
+    values, vectors = found
+    wanted, _ = eigenpairs(tall.T @ tall, 16)
+    torch.testing.assert_close(values, wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(16, dtype=torch.float64), rtol=0, atol=1e-9)
+    held = float((tall @ vectors).square().sum())
+    assert held == pytest.approx(float(wanted.sum()), rel=1e-6)
+
+
+def test_a_flat_spectrum_does_not_settle() -> None:
+    flat, sharp = weights(400, 320).double(), spiked(400, 320, 16).double()
+    assert quick_pairs(flat, 16) is None
+    assert quick_pairs(torch.stack([sharp, flat]), 16) is None, "one of a batch that does not is enough"
+    assert quick_pairs(torch.zeros(400, 320).double(), 16) is not None
+    assert quick_pairs(weights(40, 40).double(), 16) is None, "small ones are decomposed in full"
+
+
+def test_a_large_matrix_is_not_decomposed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowrank, "EXACT_SIZE", 300)
+    sizes = []
+    exact = eigenpairs
+
+    def noted(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(gram.shape[-1])
+        return exact(gram, count)
+
+    monkeypatch.setattr(lowrank, "eigenpairs", noted)
+    residual = weights(320, 400)
+    low = svd_lowrank(residual, 16, torch.float16)
+    assert max(sizes) <= 32
+    total = float(residual.double().square().sum())
+    best = total - optimum(residual, 16)
+    assert energy_share(residual, residual - low.product()) * total > best * (1 - 1e-3)
 
 
 def test_a_stack_is_fitted_matrix_by_matrix() -> None:

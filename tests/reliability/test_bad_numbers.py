@@ -77,8 +77,8 @@ def stats_of(x: torch.Tensor) -> LinearStats:
 
 
 def quantize(weight: torch.Tensor, x: torch.Tensor, recipe: Recipe) -> tuple[QuantizedLinear, LayerReport]:
-    spec = LinearSpec(rank=16, smooth=recipe.smooth.strength > 0, rotation=recipe.rotation)
-    stats = stats_of(x) if recipe.gptq.enabled or recipe.smooth.strength > 0 else None
+    spec = LinearSpec(rank=16, smooth=recipe.smooth.enabled, rotation=recipe.rotation)
+    stats = stats_of(x) if recipe.needs_stats else None
     return quantize_layer(weight, None, stats, spec, recipe)
 
 

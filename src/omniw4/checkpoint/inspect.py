@@ -42,6 +42,7 @@ class LayerRow:
     sqnr_db: float
     rank_energy: float
     damp: float
+    smooth_strength: float | None  # where it was searched
     warnings: list[str]
 
 
@@ -137,6 +138,7 @@ def _summarize_checkpoint(checkpoint: Checkpoint) -> Summary:
                 sqnr_db=report.sqnr_db,
                 rank_energy=report.rank_energy,
                 damp=report.damp,
+                smooth_strength=report.smooth_strength,
                 warnings=report.warnings,
             )
         )

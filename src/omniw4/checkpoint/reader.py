@@ -45,7 +45,9 @@ _REPORT_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "best_round": ("an integer", (int,)),
     "rtn_error": ("a number", (int, float, type(None))),
     "warnings": ("a list", (list,)),
+    "smooth_strength": ("a number", (int, float)),
 }
+_OPTIONAL = {"smooth_strength"}  # absent where there is none, and from what versions before it wrote
 
 
 class Checkpoint:
@@ -170,6 +172,8 @@ def parse_report(path: str, data: dict[str, Any]) -> LayerReport:
     values: dict[str, Any] = {"path": path, "seconds": 0.0}
     for key, (wanted, types) in _REPORT_TYPES.items():
         value = data.get(key)
+        if key in _OPTIONAL and key not in data:
+            continue
         if key not in data or not isinstance(value, types) or isinstance(value, bool):
             raise MalformedJsonError(f"report of {path!r}: {key} is {str(value)[:40]}, wanted {wanted}")
         values[key] = _number(value) if wanted == "a number" else value
@@ -191,5 +195,7 @@ def _number(value: Any) -> float:
 
 
 def dump_report(report: LayerReport) -> dict[str, Any]:
-    """The part of a report that is stored: without the path (its key) and the time (never the same twice)."""
-    return {key: value for key, value in report.to_dict().items() if key not in ("path", "seconds")}
+    """The part of a report that is stored: without the path (its key), the time (never the same twice), and what is
+    optional and None."""
+    stored = {key: value for key, value in report.to_dict().items() if key not in ("path", "seconds")}
+    return {key: value for key, value in stored.items() if key not in _OPTIONAL or value is not None}

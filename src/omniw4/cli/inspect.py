@@ -112,12 +112,15 @@ def _calibration(fingerprint: dict[str, Any] | None) -> str:
 
 
 def _layer_table(summary: Summary) -> str:
-    header = ("linear", "shape", "how", "act", "rank", "bits", "rel. error", "SQNR dB", "in rank", "damp")
+    searched = any(r.smooth_strength is not None for r in summary.layers)
+    header = ["linear", "shape", "how", "act", "rank", "bits", "rel. error", "SQNR dB", "in rank", "damp"]
+    header += ["smoothing"] * searched
     rows = [
         (
             *(r.path, f"{r.out_features}×{r.in_features}", r.method, str(r.act_bits), str(r.rank), f"{r.bits:.2f}"),
             *(figure(r.relative_error, ".5f"), figure(r.sqnr_db, ".1f"), figure(r.rank_energy, ".0%")),
             figure(r.damp, ".3g"),
+            *([figure(r.smooth_strength, ".1f")] * searched),
         )
         for r in summary.layers
     ]

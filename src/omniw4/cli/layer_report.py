@@ -27,8 +27,11 @@ def headline(recipe: Recipe, plan: Plan, device: str) -> str:
 
 
 def table_of(reports: list[LayerReport]) -> str:
-    """A row for each linear; ``data-free`` is the error of the recipe ``rtn`` on the same linear."""
-    header = ("linear", "shape", "how", "rel. error", "data-free", "SQNR dB", "damp", "in rank", "round", "s")
+    """A row for each linear; ``data-free`` is the error of the recipe ``rtn`` on the same linear, ``smoothing`` the
+    strength that was chosen, where it was searched."""
+    searched = any(r.smooth_strength is not None for r in reports)
+    header = ["linear", "shape", "how", "rel. error", "data-free", "SQNR dB", "damp", "in rank", "round", "s"]
+    header += ["smoothing"] * searched
     rows = [
         (
             *(r.path, f"{r.out_features}×{r.in_features}", r.method),
@@ -40,6 +43,7 @@ def table_of(reports: list[LayerReport]) -> str:
                 f"{r.rank_energy:.0%}",
             ),
             *(f"{r.best_round + 1}/{len(r.rounds)}", f"{r.seconds:.2f}"),
+            *([figure(r.smooth_strength, ".1f")] * searched),
         )
         for r in reports
     ]

@@ -17,7 +17,7 @@ import torch
 
 from omniw4.config import Recipe
 from omniw4.quantize.lowrank import LowRank, Whitening, energy_share, svd_lowrank
-from omniw4.quantize.measure import relative_error
+from omniw4.quantize.measure import output_energies, relative_errors
 from omniw4.quantize.scales import Rounded
 
 
@@ -79,6 +79,7 @@ def alternate(
         lows = [stack.fit(stack.target) for stack in stacks]
     found: list[list[Outcome | None]] = [[None] * len(stack.target) for stack in stacks]
     active = [[True] * len(stack.target) for stack in stacks]
+    signals = [output_energies(stack.target, objective) for stack in stacks]
     for _ in range(recipe.lowrank.rounds):
         joined = [i for i, flags in enumerate(active) if any(flags)]
         if not joined:
@@ -91,7 +92,7 @@ def alternate(
             pairs = zip(joined, fitted, strict=True)
             rounded = quantize.improve(torch.cat([without(stacks[i].target, low) for i, low in pairs], dim=-2), rounded)
         for i, part, low in zip(joined, rounded.split(counts), fitted, strict=True):
-            iterates = measure(stacks[i], part, low, objective)
+            iterates = measure(stacks[i], part, low, objective, signals[i])
             better = [_record(found[i], b, it) if active[i][b] else False for b, it in enumerate(iterates)]
             lows[i] = _choose(better, low, lows[i])
             active[i] = [fell and low is not None for fell in better]  # without a branch every round is the same
@@ -101,19 +102,18 @@ def alternate(
 def complete(stack: Stack, rounded: Rounded, objective: torch.Tensor | None) -> tuple[LowRank | None, list[Iterate]]:
     """Codes, the low-rank branch that fits them best, and the error of both together, for each of B."""
     low = stack.fit(stack.target - rounded.dequantize())
-    return low, measure(stack, rounded, low, objective)
+    return low, measure(stack, rounded, low, objective, output_energies(stack.target, objective))
 
 
-def measure(stack: Stack, rounded: Rounded, low: LowRank | None, objective: torch.Tensor | None) -> list[Iterate]:
-    """Codes and low-rank branch with the error of both together, for each of B."""
+def measure(
+    stack: Stack, rounded: Rounded, low: LowRank | None, objective: torch.Tensor | None, signals: Sequence[float]
+) -> list[Iterate]:
+    """Codes and low-rank branch with the error of both together, for each of B; ``signals``: the targets' energies."""
     residual = stack.target - rounded.dequantize()
     rest = without(residual, low)
     held = energy_share(residual, rest).tolist()
-    iterates = []
-    for b, target in enumerate(stack.target):
-        error = relative_error(rest[b], target, None if objective is None else objective[b])
-        iterates.append(Iterate(rounded[b], None if low is None else low[b], error, held[b]))
-    return iterates
+    errors = relative_errors(rest, stack.target, objective, signals)
+    return [Iterate(rounded[b], None if low is None else low[b], error, held[b]) for b, error in enumerate(errors)]
 
 
 def without(weight: torch.Tensor, low: LowRank | None) -> torch.Tensor:

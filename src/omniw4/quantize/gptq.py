@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 
 from omniw4 import int4
+from omniw4.quantize.order import columns_of, permute, permute_hessian
+from omniw4.quantize.products import add_product_
 from omniw4.quantize.scales import IntegerScales, Rounded, ScaleRule, reciprocal, scales_for
 from omniw4.tensors import ScaleType
 
@@ -30,9 +32,10 @@ class Factor:
     upper: torch.Tensor | None  # [..., K, K] float32, upper triangular; None when no damping was enough
     damp: float  # the last fraction of the mean diagonal that was tried
     log: list[str] = field(default_factory=list)  # one sentence a failed attempt
+    order: torch.Tensor | None = None  # [..., K/64] of the groups, which the factor's rows and columns are in
 
 
-def factorise(hessian: torch.Tensor, damp: float) -> Factor:
+def factorise(hessian: torch.Tensor, damp: float, order: torch.Tensor | None = None) -> Factor:
     """The upper Cholesky factor of the inverse of ``H + damp·mean(diag H)·I``.
 
     Factorises H with its order reversed, ``JHJ = LLᵀ``; then ``U = (J·L·J)⁻¹`` is one triangular solve away, and
@@ -45,6 +48,7 @@ def factorise(hessian: torch.Tensor, damp: float) -> Factor:
     Args:
         hessian: ``[..., K, K]`` float64, symmetric, finite.
         damp: fraction of the mean diagonal to begin with.
+        order: ``[..., K/64]`` of the groups, in which H is factorised (:mod:`omniw4.quantize.order`); None: as it is.
     """
     mean = hessian.diagonal(dim1=-2, dim2=-1).mean(-1)  # [...]
     if not bool((mean > 0).all()):
@@ -53,10 +57,12 @@ def factorise(hessian: torch.Tensor, damp: float) -> Factor:
     log: list[str] = []
     for step in DAMP_STEPS:
         damped = hessian + (damp * step * mean)[..., None, None] * eye
+        if order is not None:
+            damped = permute_hessian(damped, order)
         lower, info = torch.linalg.cholesky_ex(damped.flip(-1, -2))
         if not bool(info.any()) and bool(torch.isfinite(lower).all()):
             upper = torch.linalg.solve_triangular(lower.flip(-1, -2), eye.expand_as(lower), upper=True)
-            return Factor(upper.float(), damp * step, log)
+            return Factor(upper.float(), damp * step, log, order)
         log.append(f"the Hessian with damping {damp * step:g} is not positive definite")
     return Factor(None, damp * DAMP_STEPS[-1], log)
 
@@ -67,6 +73,7 @@ def gptq(
     rule: ScaleRule,
     block_size: int = 128,
     scale_type: ScaleType = "float16",
+    order: torch.Tensor | None = None,
 ) -> Rounded:
     """Round ``weight`` to INT4 codes with error compensation.
 
@@ -78,7 +85,13 @@ def gptq(
         block_size: columns between two updates of everything to the right; changes speed, and the result only by
             rounding.
         scale_type: integer scales are multiples of a row scale that is chosen before the first column.
+        order: ``[..., K/64]`` in which the groups are taken (:mod:`omniw4.quantize.order`), and ``upper`` was made;
+            None: as they lie. Codes and scales come back where their columns are in ``weight``.
     """
+    if order is not None:
+        taken = gptq(permute(weight, columns_of(order)), upper, rule, block_size, scale_type)
+        back = order.argsort(-1)
+        return Rounded(permute(taken.codes, columns_of(back)), permute(taken.scales, back), taken.rows)
     group = int4.GROUP_SIZE
     importance = upper.diagonal(dim1=-2, dim2=-1).square().reciprocal()  # [..., K]
     kind = scales_for(weight.float(), importance, rule, scale_type)
@@ -97,9 +110,10 @@ def gptq(
             block = upper[..., left:right, left:right]
             _round_columns(w[..., left:right, :], block, kind.step(chosen), codes[..., left:right, :], err)
             if right < end:
-                w[..., right:end, :] -= upper[..., left:right, right:end].transpose(-1, -2) @ err
+                add_product_(w[..., right:end, :], upper[..., left:right, right:end].transpose(-1, -2), err, -1.0)
         if end < k:
-            w[..., end:, :] -= upper[..., start:end, end:].transpose(-1, -2) @ errors[..., : end - start, :]
+            spread = upper[..., start:end, end:].transpose(-1, -2)
+            add_product_(w[..., end:, :], spread, errors[..., : end - start, :], -1.0)
     rows = kind.rows if isinstance(kind, IntegerScales) else None
     return Rounded(codes.transpose(-1, -2).to(torch.int8), scales.transpose(-1, -2).contiguous(), rows)
 

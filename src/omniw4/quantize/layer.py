@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,40 +19,16 @@ from omniw4.quantize.alternate import Outcome, Quantizer, Stack, alternate, comp
 from omniw4.quantize.gptq import Factor, factorise, gptq
 from omniw4.quantize.lowrank import Whitening
 from omniw4.quantize.measure import relative_error, sqnr_db
+from omniw4.quantize.order import activation_order
 from omniw4.quantize.refine import coordinate_descent
-from omniw4.quantize.rotate import transform_hessian, transform_weight
+from omniw4.quantize.rotate import transform_weight
 from omniw4.quantize.scales import round_to_nearest
-from omniw4.quantize.smooth import smoothing_vector
+from omniw4.quantize.space import InputSpace, Linear, input_spaces, stacked
 from omniw4.tensors import LayerReport, LinearSpec, LinearStats, QuantizedLinear
 
 _MANY = 0.01  # share of a linear's groups above which a loss is worth a warning
 
-
-@dataclass(frozen=True)
-class Linear:
-    """What is to be quantized."""
-
-    path: str
-    weight: torch.Tensor  # [N, K] float
-    bias: torch.Tensor | None  # [N] float
-    spec: LinearSpec
-
-    @property
-    def stored_dtype(self) -> torch.dtype:
-        """Of proj_down, proj_up, smooth and bias: the model's own type if it has 16 bits, else float16."""
-        return self.weight.dtype if self.weight.dtype in (torch.float16, torch.bfloat16) else torch.float16
-
-
 Results = list[tuple[QuantizedLinear, LayerReport]]
-
-
-@dataclass(frozen=True)
-class InputSpace:
-    """What several linears of one input share besides the recipe's Hessian; all None without statistics."""
-
-    smooth: torch.Tensor | None = None  # [K] 16-bit
-    plain: torch.Tensor | None = None  # [K, K] float32: the plain one, for the report; None when it is the objective
-    unsmoothed: torch.Tensor | None = None  # [K, K] float32: the plain one without smoothing, for the comparison
 
 
 def quantize_layer(
@@ -103,9 +78,9 @@ def quantize_groups(
     began = time.perf_counter()
     for linears, known in zip(groups, stats, strict=True):
         _check(linears, known, recipe)
-    spaces, objective = _input_spaces(groups, stats, recipe)
+    spaces, objective = input_spaces(groups, stats, recipe)
     factored = recipe.gptq.enabled or recipe.lowrank.whiten == "full"
-    factor = factorise(objective, recipe.gptq.damp) if factored and objective is not None else None
+    factor = _factorise(objective, recipe) if factored and objective is not None else None
     if factor is not None and factor.log and len(groups) > 1:
         return [quantize_group(linears, known, recipe) for linears, known in zip(groups, stats, strict=True)]
     hessian = None if objective is None else objective.float()
@@ -176,43 +151,17 @@ def _check(linears: Sequence[Linear], stats: LinearStats | None, recipe: Recipe)
             )
 
 
-def _input_spaces(
-    groups: Sequence[Sequence[Linear]], stats: Sequence[LinearStats | None], recipe: Recipe
-) -> tuple[list[InputSpace], torch.Tensor | None]:
-    """What the linears of each input share, and the recipe's Hessians of x' as ``[B, K, K]`` float64."""
-    spaces, objectives = [], []
-    for linears, known in zip(groups, stats, strict=True):
-        if known is None:
-            spaces.append(InputSpace())
-            continue
-        first = linears[0]
-        smooth = _smoothing(linears, known, recipe) if first.spec.smooth else None
-        plain = transform_hessian(known.hessian, first.spec.rotation, smooth)
-        unsmoothed = plain if smooth is None else transform_hessian(known.hessian, first.spec.rotation)
-        if recipe.gptq.hessian == "normalized":
-            objectives.append(transform_hessian(known.hessian_normalized, first.spec.rotation, smooth))
-            spaces.append(InputSpace(smooth, plain.float(), unsmoothed.float()))
-        else:
-            objectives.append(plain)
-            spaces.append(InputSpace(smooth, None, unsmoothed.float()))
-    return spaces, _stacked(objectives)
-
-
-def _smoothing(linears: Sequence[Linear], stats: LinearStats, recipe: Recipe) -> torch.Tensor:
-    """One vector for all linears of this input, so that it can be quantized once for them all."""
-    stacked = torch.cat([one.weight for one in linears]).float()
-    if recipe.smooth.measure == "rms":
-        hessian = stats.hessian_normalized if recipe.gptq.hessian == "normalized" else stats.hessian
-        act, weight = hessian.diagonal().clamp(min=0).sqrt(), stacked.square().mean(0).sqrt()
-    else:
-        act, weight = stats.absmax, stacked.abs().amax(0)
-    return smoothing_vector(act, weight, recipe.smooth.strength, linears[0].stored_dtype)
+def _factorise(objective: torch.Tensor, recipe: Recipe) -> Factor:
+    """Of the Hessians ``[B, K, K]`` float64, in the order in which the recipe takes the groups."""
+    if recipe.gptq.order == "natural":
+        return factorise(objective, recipe.gptq.damp)
+    return factorise(objective, recipe.gptq.damp, activation_order(objective))
 
 
 def _whitening(hessian: torch.Tensor | None, factor: Factor | None, recipe: Recipe) -> Whitening | None:
     """What the recipe whitens the low-rank branch by; None for inputs that calibration never saw."""
     if recipe.lowrank.whiten == "full" and factor is not None and factor.upper is not None:
-        return Whitening(factor.upper, diagonal=False)
+        return Whitening(factor.upper, diagonal=False, order=factor.order)
     if recipe.lowrank.whiten == "diagonal" and hessian is not None:
         diagonal = hessian.diagonal(dim1=-2, dim2=-1)
         damped = diagonal + recipe.gptq.damp * diagonal.mean(-1, keepdim=True)
@@ -227,20 +176,13 @@ def _stack(twins: Sequence[Linear], spaces: Sequence[InputSpace], whitening: Whi
     return Stack(torch.stack(targets), first.spec.rank, first.stored_dtype, whitening)
 
 
-def _stacked(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    there = [tensor for tensor in tensors if tensor is not None]
-    if not there:
-        return None
-    return there[0][None] if len(there) == 1 else torch.stack(there)
-
-
 def _data_free_errors(twins: Sequence[Linear], spaces: Sequence[InputSpace]) -> list[float]:
     """Relative error of ``configs/rtn.yaml``: nearest codes of W minus its own SVD, no smoothing."""
     stack = _stack(twins, [InputSpace()] * len(twins))
     nothing_known = torch.ones_like(stack.target[0, 0])
     start = without(stack.target, stack.fit(stack.target))
     rounded = round_to_nearest(start, nothing_known, "search", twins[0].spec.scale_type)
-    _, iterates = complete(stack, rounded, _stacked([space.unsmoothed for space in spaces]))
+    _, iterates = complete(stack, rounded, stacked([space.unsmoothed for space in spaces]))
     return [iterate.error for iterate in iterates]
 
 
@@ -253,7 +195,9 @@ def _choose_quantizer(
         diagonal = damped.diagonal(dim1=-2, dim2=-1)  # [B, K], a view
         diagonal.add_(factor.damp * diagonal.mean(-1, keepdim=True))
         size, sweeps = recipe.gptq.block_size, recipe.gptq.sweeps
-        compensate = partial(gptq, upper=factor.upper, rule=rule, block_size=size, scale_type=scale_type)
+        compensate = partial(
+            gptq, upper=factor.upper, rule=rule, block_size=size, scale_type=scale_type, order=factor.order
+        )
         descend = partial(coordinate_descent, hessian=damped, sweeps=sweeps) if sweeps else None
         return "gptq", Quantizer(compensate, descend)
     if hessian is not None:
@@ -298,6 +242,7 @@ def _report(
         rank_energy=best.rank_energy,
         rounds=errors,
         best_round=min(range(len(errors)), key=errors.__getitem__),
+        smooth_strength=space.strength,
         warnings=[] if factor is None else list(factor.log),
     )
 

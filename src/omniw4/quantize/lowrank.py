@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from omniw4.quantize.order import columns_of, permute
+
 OVERSAMPLING = 16  # vectors iterated besides the R wanted
 ITERATIONS = 24
+QUICK_ITERATIONS = 4
+EXACT_SIZE = 1536  # columns of the largest Gram matrix that a CPU decomposes in full: some seconds
+SETTLED = 2e-7  # change of the energy held from one iteration to the next, of all energy: FP32's rounding
 
 
 @dataclass(frozen=True)
@@ -32,32 +37,42 @@ class Whitening:
     Args:
         inverse: ``S⁻¹``: ``[..., K, K]`` upper triangular (:func:`omniw4.quantize.gptq.factorise`), or ``[..., K]``,
             its diagonal. H is damped there, so no direction is blown up on the way back, and none need be cut off.
+        order: ``[..., K/64]`` of the groups, which the factor is in (:mod:`omniw4.quantize.order`): S is then a root
+            of H between two permutations, and as good.
     """
 
     inverse: torch.Tensor
     diagonal: bool
+    order: torch.Tensor | None = None
 
     def apply(self, weight: torch.Tensor) -> torch.Tensor:
         """``W·S`` of ``[..., N, K]``, FP64."""
         inverse = self.inverse.double()
         if self.diagonal:
             return weight.double() / inverse[..., None, :]
+        weight = weight if self.order is None else permute(weight, columns_of(self.order))
         return torch.linalg.solve_triangular(inverse, weight.double(), upper=True, left=False)
 
     def undo(self, down: torch.Tensor) -> torch.Tensor:
         """``[..., K, R]`` behind S, as it is without: ``S⁻ᵀ·down``."""
         inverse = self.inverse.to(down.dtype)
-        return inverse[..., None] * down if self.diagonal else inverse.transpose(-1, -2) @ down
+        if self.diagonal:
+            return inverse[..., None] * down
+        found = inverse.transpose(-1, -2) @ down
+        if self.order is None:
+            return found
+        return permute(found.transpose(-1, -2), columns_of(self.order.argsort(-1))).transpose(-1, -2)
 
 
 def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening: Whitening | None = None) -> LowRank:
     """Truncated singular value decomposition: the optimum of Eckart and Young, in the outputs with a whitening.
 
-    Takes the leading eigenvectors of the smaller Gram matrix in FP64 (which keeps half of FP64's digits of the small
-    singular values, more than FP32 has): all of them on a CPU, exact up to rounding; by subspace iteration on a GPU,
-    where a full decomposition of each matrix takes a hundred times longer. Each factor gets the square root of the
-    singular values, so that the entries of both lie in the middle of the range of 16-bit floats. A rank beyond
-    min(N, K) adds zero columns.
+    A few iterations of a subspace find the leading singular vectors where the others are far smaller, as in every
+    round that starts from the SVD of W. Where that does not settle they are the leading eigenvectors of the smaller
+    Gram matrix in FP64 (which keeps half of FP64's digits of the small singular values, more than FP32 has): from all
+    of them on a CPU up to :data:`EXACT_SIZE`, exact up to rounding; else by more iterations, where a full decomposition
+    of each matrix would take a hundred times longer. Each factor gets the square root of the singular values, so that
+    the entries of both lie in the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
 
     Args:
         residual: ``[..., N, K]`` float.
@@ -71,9 +86,12 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening
     transposed = r.transpose(-1, -2)
     wide = n <= k
     kept = min(rank, n, k)
-    gram = r @ transposed if wide else transposed @ r
-    leading_pairs = subspace_iteration if residual.device.type == "cuda" else eigenpairs
-    values, leading = leading_pairs(gram, kept)
+    found = quick_pairs(transposed if wide else r, kept) if whitening is None else None
+    if found is None:
+        gram = r @ transposed if wide else transposed @ r
+        exact = residual.device.type == "cpu" and min(n, k) <= EXACT_SIZE
+        found = eigenpairs(gram, kept) if exact else subspace_iteration(gram, kept)
+    values, leading = found
     root = values.clamp(min=0).sqrt().sqrt()[..., None, :]  # √sigma: [..., 1, kept]
     inverse_root = torch.where(root > 0, root.reciprocal(), torch.zeros_like(root))
     mine = leading * root
@@ -90,6 +108,37 @@ def eigenpairs(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     return values[..., -count:].flip(-1), vectors[..., -count:].flip(-1)
 
 
+def quick_pairs(tall: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """As :func:`eigenpairs` of ``tallᵀ·tall``, by a few iterations in FP32 that need no Gram matrix.
+
+    Returns:
+        None where the energy that the vectors hold still grows by more than :data:`SETTLED`, for any of the matrices:
+        then the spectrum is too flat for this. And for a matrix so small that this would not be quicker.
+
+    Args:
+        tall: ``[..., M, n]`` float64.
+        count: of pairs, at most n.
+    """
+    n, width = tall.shape[-1], count + OVERSAMPLING
+    if n < 4 * width:
+        return None
+    largest = tall.abs().amax((-1, -2), keepdim=True)
+    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+    scaled = (tall / unit).float()  # squares stay within FP32's range
+    total = scaled.square().sum((-1, -2), dtype=torch.float64)
+    block = _start(n, width, scaled)
+    before = None
+    for _ in range(QUICK_ITERATIONS + 1):
+        block = orthonormal((scaled.transpose(-1, -2) @ (scaled @ block)).double())
+        image = (scaled @ block.float()).double()
+        values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)
+        held = values.sum(-1)
+        if before is not None and bool((held - before <= SETTLED * total).all()):
+            return values * unit[..., 0].square(), block @ mixing
+        before, block = held, block.float()
+    return None
+
+
 def subspace_iteration(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As :func:`eigenpairs`, by orthogonal iteration with Rayleigh-Ritz at the end (Halko, Martinsson and Tropp,
     arXiv 0909.4061).
@@ -98,15 +147,18 @@ def subspace_iteration(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, to
     the two. Starts from a fixed random block, so the same matrix gives the same vectors.
     """
     n = gram.shape[-1]
-    width = min(n, count + OVERSAMPLING)
-    generator = torch.Generator().manual_seed(n)
-    start = torch.randn(n, width, dtype=gram.dtype, generator=generator).to(gram.device)
-    block = orthonormal(gram @ start)
+    block = orthonormal(gram @ _start(n, min(n, count + OVERSAMPLING), gram))
     for _ in range(ITERATIONS):
         block = orthonormal(gram @ block)
     small = block.transpose(-1, -2) @ (gram @ block)
     values, mixing = eigenpairs((small + small.transpose(-1, -2)) / 2, count)
     return values, block @ mixing
+
+
+def _start(n: int, width: int, like: torch.Tensor) -> torch.Tensor:
+    """``[n, width]`` random numbers, always the same, of the type and on the device of ``like``."""
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(n, width, dtype=like.dtype, generator=generator).to(like.device)
 
 
 def orthonormal(block: torch.Tensor) -> torch.Tensor:

@@ -249,7 +249,7 @@ def base_spec(recipe: Recipe) -> LinearSpec:
         group_size=recipe.group_size,
         rank=recipe.lowrank.rank,
         rotation=recipe.rotation,
-        smooth=recipe.smooth.strength > 0,
+        smooth=recipe.smooth.enabled,
         act_clip=recipe.activations.clip,
         scale_type=recipe.weights.scale_type,
     )

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from omniw4 import int4
+from omniw4.quantize.products import add_product_
 from omniw4.quantize.scales import Rounded, reciprocal
 
 
@@ -34,12 +35,13 @@ def coordinate_descent(weight: torch.Tensor, start: Rounded, hessian: torch.Tens
     steps = start.steps().transpose(-1, -2).contiguous()  # [..., K/64, N]
     gradient = hessian @ (weight - start.dequantize()).transpose(-1, -2)  # [..., K, N]
     change = torch.empty_like(codes[..., :size, :])
-    for _ in range(sweeps):
+    for sweep in range(sweeps):
         for left in range(0, codes.shape[-2], size):
             here = slice(left, left + size)
             block, own = hessian[..., here, here], gradient[..., here, :].clone()
             _descend_columns(codes[..., here, :], own, block, steps[..., left // size, :], change)
-            gradient += hessian[..., :, here] @ change
+            ahead = slice(left + size if sweep == sweeps - 1 else 0, None)  # nobody looks back after the last sweep
+            add_product_(gradient[..., ahead, :], hessian[..., ahead, here], change)
     return replace(start, codes=codes.transpose(-1, -2).to(torch.int8).contiguous())
 
 

@@ -189,6 +189,7 @@ def _layers(summary: Summary, verdict: dict[str, Any] | None) -> list[dict[str, 
                 "method": row.method, "act_bits": row.act_bits, "rank": row.rank, "bits": row.bits,
                 "relative_error": row.relative_error, "data_free_error": row.rtn_error, "sqnr_db": row.sqnr_db,
                 "rank_energy": row.rank_energy, "rank_95": judged.get("rank_95"),
+                "smooth_strength": row.smooth_strength,
                 "held_out_error": judged.get("relative_error"), "held_out_sqnr_db": judged.get("sqnr_db"),
                 "warnings": row.warnings,
             }

@@ -145,7 +145,7 @@ def lead(document: dict[str, Any]) -> str:
 
 def linears(rows: Sequence[dict[str, Any]]) -> Table:
     header = ["linear", "shape", "how", "act", "rank", "bits", "error", "data-free", "SQNR dB", "held-out error"]
-    header += ["in rank", "rank for 95 %"]
+    header += ["in rank", "rank for 95 %", "smoothing"]
     body = [
         [
             *(row["path"], f"{row['out_features']}×{row['in_features']}", row["method"], str(row["act_bits"])),
@@ -156,6 +156,7 @@ def linears(rows: Sequence[dict[str, Any]]) -> Table:
                 number(row["held_out_error"], ".5f"),
             ),
             *(number(row["rank_energy"], ".0%"), number(row.get("rank_95"), "d")),
+            number(row.get("smooth_strength"), ".1f"),
         ]
         for row in rows
     ]

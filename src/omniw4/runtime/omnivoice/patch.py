@@ -16,6 +16,7 @@ from omniw4.checkpoint import Checkpoint
 from omniw4.errors import ModelError, UsageError
 from omniw4.runtime.engine import Qwen3Engine
 from omniw4.runtime.linear import W4A4Linear
+from omniw4.runtime.omnivoice import silence
 from omniw4.runtime.omnivoice.decoder import BUCKETS, MAX_REQUESTS, MAX_STEPS, Decoder, OnProgress, Prompt
 from omniw4.runtime.omnivoice.step import Parts, Sampling, sampling_of
 
@@ -66,7 +67,8 @@ def accelerate(
 
     ``generate`` keeps its arguments and its results: with greedy settings the codes are those of the unpatched model,
     up to ties within rounding; with noise they have its distribution, and ``torch.manual_seed`` makes them repeat.
-    What the engine cannot do the package does, with a warning that says why.
+    What the engine cannot do the package does, with a warning that says why. Silences are found faster on the way in
+    and out, with the same samples as a result (:mod:`omniw4.runtime.omnivoice.silence`).
 
     Args:
         model: an OmniVoice of the package omnivoice, 0.2 or newer, on its device and in its dtype.
@@ -109,6 +111,7 @@ def accelerate(
     original: Callable[..., Any] = model._generate_iterative  # type: ignore[assignment]
     model.__dict__["_generate_iterative"] = partial(_generate_iterative, model, accelerated, original, set())
     model.__dict__[_MARK] = accelerated
+    silence.use_quick(model)
     return accelerated
 
 
@@ -117,6 +120,7 @@ def restore(model: nn.Module) -> bool:
     if _MARK not in model.__dict__:
         return False
     del model.__dict__["_generate_iterative"], model.__dict__[_MARK]
+    silence.use_original(model)
     return True
 
 
