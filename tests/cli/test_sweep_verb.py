@@ -41,11 +41,12 @@ class Measured:
 
     names: list[str] = field(default_factory=list)
     broken: str = ""  # name of a run that fails
+    error: BaseException = field(default_factory=lambda: ModelError("it is broken"))
 
     def __call__(self, candidate: Candidate, stats: Path | None, checkpoint: Path, output: Output) -> dict[str, Any]:
         name = candidate.named(stats)
         if name == self.broken:
-            raise ModelError(f"{name} is broken")
+            raise self.error
         self.names.append(name)
         ratio = 1.2 + 0.1 * ("other" in name) + candidate.recipe.lowrank.rank / 100
         text = {"perplexity": {"ratio": ratio}, "kl": 0.1, "argmax_agreement": 0.9, "path": "reference"}
@@ -128,7 +129,11 @@ def test_it_goes_on_by_recipe_and_calibration(
     both = ("--stats", stats, "--stats", other, "--recipe", "default", "--recipe", "rtn", "--out", out)
     measured.broken = "default from other"
     run("sweep", qwen3, "--dataset", text, *SMALL, *both).failed(2, "is broken")
-    assert not out.exists()
+    measured.error = KeyboardInterrupt()
+    ran = run("sweep", qwen3, "--dataset", text, *SMALL, *both)
+    assert (ran.code, out.exists()) == (130, False)
+    assert "kept: 1 measured run" in ran.stderr
+    assert "run the same command again" in ran.stderr
     measured.broken = ""
     sweep(*both)
     assert measured.names == ["default from stats", "default from other", "rtn"]

@@ -250,10 +250,8 @@ def _interruptible(runs: Sequence[Run]) -> Iterator[None]:
         with options.interruptible(""):
             yield
     except options.Interrupted as e:
-        kept = f"{len(runs)} runs are kept" if runs else "no run was finished, nothing is kept"
-        raise options.Interrupted(
-            f"interrupted; {kept}", hint="run the same command again to go on" if runs else ""
-        ) from e
+        kept = f"{len(runs)} measured run{'' if len(runs) == 1 else 's'}"
+        raise options.Interrupted(f"interrupted; kept: {kept}", hint="run the same command again to go on") from e
 
 
 def _document(judge: Judge, comparison: dict[str, Any], runs: Sequence[Run], baseline: str | None) -> dict[str, Any]:
