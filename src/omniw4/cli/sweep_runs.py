@@ -188,8 +188,8 @@ def merged(runs: list[Run], folder: Path, wanted: dict[str, Any], keys: dict[str
                 f"--merge {str(folder)!r} is of another comparison than this one: {_some(changes)}",
                 hint="give the model, texts, windows, device and dtype of the comparison that is merged",
             )
-        key = keys.get(run["label"], run["key"])
-        if key != run["key"]:
+        key = keys.get(run["label"])
+        if key is not None and key != run["key"]:
             changes = configs.difference(json.loads(run["key"]), json.loads(key))
             raise UsageError(
                 f"--merge {str(folder)!r} has another recipe {run['label']!r} than this comparison: {_some(changes)}",
