@@ -216,7 +216,7 @@ def test_an_omnivoice_is_judged_on_prompts(run: Run, tmp_path: Path) -> None:
     require_omnivoice()
     lines = (FIXTURE / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "said.jsonl").write_text(lines[20], encoding="utf-8")
-    base = ("sweep", FIXTURE, "--prompts", tmp_path / "said.jsonl", "--recipe", "rtn", "--windows", 1, "--no-plots")
+    base = ("sweep", FIXTURE, "--prompts", tmp_path / "said.jsonl", "--recipe", "rtn", "--no-plots")
     ran = run(*base, "--num-step", 4, "--out", tmp_path / "out", "--json")
     assert ran.code == 0, ran.stderr
     told = json.loads(ran.stdout)

@@ -20,6 +20,9 @@ from omniw4.errors import OmniW4Error, UsageError
 
 RESULTS = "sweep.json"
 _SHOWN_CHANGES = 3
+_ONE_ROW = configs.Verify(
+    windows=1, seq_len=4096
+)  # prompts are judged by decoding; hidden states beside it are not shown
 
 Run = dict[str, Any]  # of sweep.json: label, key, fingerprint, figures
 
@@ -95,7 +98,7 @@ class Judge:
     def _verdicts(self, checkpoint: Path, output: Output, name: str) -> dict[str, Any]:
         from omniw4.verify.run import run
 
-        settings = configs.Verify(windows=self.windows, seq_len=self.seq_len)
+        settings = configs.Verify(windows=self.windows, seq_len=self.seq_len) if self.prompts is None else _ONE_ROW
         found = []
         for text in self.texts or [None]:
             result = run(
