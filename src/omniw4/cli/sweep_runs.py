@@ -21,8 +21,6 @@ from omniw4.errors import OmniW4Error, UsageError
 RESULTS = "sweep.json"
 _SHOWN_CHANGES = 3
 _ONE_ROW = configs.Verify(windows=1, seq_len=4096)  # of hidden states, beside prompts: those are judged by decoding
-    windows=1, seq_len=4096
-)  # prompts are judged by decoding; hidden states beside it are not shown
 
 Run = dict[str, Any]  # of sweep.json: label, key, fingerprint, figures
 
