@@ -40,7 +40,7 @@ def test_each_shipped_config_loads(name: str) -> None:
 
 
 def test_recipes_of_before_there_was_an_order_are_those_of_today() -> None:
-    """Stored recipes, fingerprints of runs and keys of comparisons are dumps: an order that is natural is not in them."""
+    """Stored recipes, fingerprints of runs and keys of comparisons are dumps; a natural order is not in them."""
     stored = config.load().recipe.model_dump(mode="json")
     assert list(stored["gptq"]) == ["enabled", "hessian", "damp", "block_size", "sweeps"]
     assert config.parse({"recipe": stored}, origin="stored").recipe == config.load().recipe
@@ -105,10 +105,7 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
         ("recipe: {activations: {clip: 0}}", "recipe.activations.clip"),
         ("recipe: {activations: {clip: 1.5}}", "recipe.activations.clip"),
         ("recipe: {rotation: full}", "recipe.rotation"),
-        (
-            "recipe: {smooth: {strength: seek}}",
-            "recipe.smooth.strength is 'seek', wanted a number from 0 to 1, or search",
-        ),
+        ("recipe: {smooth: {strength: seek}}", "smooth.strength is 'seek', wanted a number from 0 to 1, or search"),
         ("recipe: {smooth: {strength: 1.5}}", "recipe.smooth.strength is 1.5, wanted a number from 0 to 1, or search"),
         ("recipe: {smooth: {strength: true}}", "recipe.smooth.strength is true"),
         ("recipe: {smooth: {strength: .nan}}", "recipe.smooth.strength is nan"),

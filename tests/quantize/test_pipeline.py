@@ -25,9 +25,8 @@ SHAPES = {
 }
 
 
-RECIPES = {
-    "ordered and searched": ("default", {"recipe": {"gptq": {"order": "activation"}, "smooth": {"strength": "search"}}})
-}
+CHANGES = {"gptq": {"order": "activation"}, "smooth": {"strength": "search"}}
+RECIPES = {"ordered and searched": ("default", {"recipe": CHANGES})}
 
 
 class Run:

@@ -39,9 +39,8 @@ def test_expected_peak_where_it_is_known() -> None:
 
 
 def test_expected_peak_of_uneven_groups_is_what_samples_have() -> None:
-    variances = torch.stack(
-        [torch.ones(64), torch.linspace(-3, 3, 64).exp(), torch.tensor([50.0] + [1.0] * 63)]
-    ).double()
+    one_large = torch.tensor([50.0] + [1.0] * 63)
+    variances = torch.stack([torch.ones(64), torch.linspace(-3, 3, 64).exp(), one_large]).double()
     for one, found in zip(variances, expected_peak(variances), strict=True):
         sampled = float(gaussian(40_000, one).square().amax(1).mean())
         assert float(found) == pytest.approx(sampled, rel=0.02)
