@@ -1,11 +1,13 @@
 """Mutation testing of the modules whose faults nobody would see: each small change of the code must fail a test.
 
-    python scripts/mutants.py                        all modules; an hour or two
+    python scripts/mutants.py                        all modules; most of an hour
     python scripts/mutants.py int4.py --only 12      one mutant, with what the tests print
 
 A mutant changes one operator, constant, condition, raise or return. It lives in a process forked from one that has
 imported torch and transformers, in which the module is imported with the change, and dies with the first test that
-fails. The survivors are printed; docs/reliability.md argues each.
+fails, or with a size so wrong that a gigabyte more does not hold it. The tests are run on the unchanged module first:
+where they fail anyway, no mutant's death would mean a thing. The survivors are printed; docs/reliability.md argues
+each.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,22 +31,37 @@ from types import CodeType, ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-REPACK = ["tests/repack", "tests/property/test_property_repack.py"]
+LAYOUTS = [
+    "tests/repack/test_repack_words.py",
+    "tests/repack/test_repack_activations.py",
+    "tests/repack/test_repack_layouts.py",
+    "tests/repack/test_repack_integer.py",
+    "tests/repack/test_repack_refusals.py",
+    "tests/repack/test_repack_fragments.py",
+    "tests/property/test_property_repack.py",
+    "tests/repack/test_repack_cache.py",
+]
+CACHE = [
+    "tests/repack/test_repack_words.py",
+    "tests/repack/test_repack_cache.py",
+    "tests/repack/test_repack_refusals.py",
+]
 CHECKPOINT = ["tests/checkpoint/hostile/test_hostile_checkpoints.py", "tests/checkpoint/test_checkpoint_writer.py"]
 TESTS = {  # module -> tests that must notice, the quickest first
     "int4.py": ["tests/test_int4.py", "tests/property/test_property_int4.py", "tests/ops/test_quantize_lora_down.py"],
     "checkpoint/validate.py": CHECKPOINT,
-    "repack/axes.py": REPACK,
-    "repack/operands.py": REPACK,
-    "repack/widened.py": REPACK,
-    "repack/mma_s4.py": REPACK,
-    "repack/mma_s8.py": REPACK,
-    "repack/wgmma_s8.py": REPACK,
-    "repack/layouts.py": REPACK,
-    "repack/cache_header.py": REPACK,
-    "repack/cache.py": REPACK,
+    "repack/axes.py": LAYOUTS,
+    "repack/operands.py": LAYOUTS,
+    "repack/widened.py": LAYOUTS,
+    "repack/mma_s4.py": LAYOUTS,
+    "repack/mma_s8.py": LAYOUTS,
+    "repack/wgmma_s8.py": LAYOUTS,
+    "repack/layouts.py": LAYOUTS,
+    "repack/cache_header.py": CACHE,
+    "repack/cache.py": CACHE,
 }
 SECONDS = 120  # a mutant that takes longer is dead: it hangs
+MORE_MEMORY = 1 << 30  # bytes of address space beyond what all mutants share; the unchanged modules need less
 SWAPS: dict[type, type] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
     **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And},
@@ -160,8 +179,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, self.loader.path, loader=self.loader)
 
 
-def survives(module: str, mutant: Mutant, *, show: bool = False) -> bool:
-    """Run the tests on a mutant in a forked process; True when none fails."""
+def survives(module: str, tree: ast.Module, *, show: bool = False) -> bool:
+    """Run the tests on a module in a forked process; True when none fails."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -173,14 +192,28 @@ def survives(module: str, mutant: Mutant, *, show: bool = False) -> bool:
                 os.dup2(nothing, 2)
             file = ROOT / "src" / "omniw4" / module
             name = "omniw4." + module.removesuffix(".py").replace("/", ".")
-            sys.meta_path.insert(0, _Finder(name, file, mutant.tree))
-            import pytest
-
-            tests = [str(ROOT / test) for test in TESTS[module]]
-            status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]))
+            sys.meta_path.insert(0, _Finder(name, file, tree))
+            status = _run_tests([str(ROOT / test) for test in TESTS[module]], show)
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _run_tests(tests: list[str], show: bool) -> int:
+    """Exit status of the first file of tests that fails, or 0."""
+    import pytest
+    from hypothesis import Phase, settings
+
+    # That an example fails is enough; its smallest form is searched for in vain, and for minutes.
+    settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
+    settings.load_profile("mutants")
+    shared = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (shared + MORE_MEMORY,) * 2)
+    told = [] if show else ["--tb=no", "--assert=plain"]
+    for test in tests:  # one after the other: most mutants die before the second file is even imported
+        if status := int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *told, test])):
+            return status
+    return 0
 
 
 def main() -> int:
@@ -202,16 +235,20 @@ def main() -> int:
     for module in options.modules or TESTS:
         source = (ROOT / "src" / "omniw4" / module).read_text(encoding="utf-8")
         every = list(mutants(source))
+        if not survives(module, ast.parse(source)):
+            print(f"{module}: the tests fail on the unchanged module", file=sys.stderr)
+            return 1
         if options.only is not None:
             print(every[options.only].line, every[options.only].change)
-            print("survives" if survives(module, every[options.only], show=True) else "dies")
+            print("survives" if survives(module, every[options.only].tree, show=True) else "dies")
             return 0
-        alive = []
+        alive, began = [], time.monotonic()
         for mutant in every:
-            if survives(module, mutant):
+            if survives(module, mutant.tree):
                 alive.append(mutant)
                 print(f"{module}:{mutant.line}: #{mutant.number} {mutant.change}", flush=True)
-        print(f"{module}: {len(every)} mutants, {len(alive)} survive", flush=True)
+        seconds = time.monotonic() - began
+        print(f"{module}: {len(every)} mutants, {len(alive)} survive, {seconds:.0f} s", flush=True)
         told = [{k: v for k, v in asdict(m).items() if k != "tree"} for m in alive]
         found[module] = {"mutants": len(every), "survivors": told}
         if options.json is not None:

@@ -39,6 +39,25 @@ def test_each_shipped_config_loads(name: str) -> None:
     assert again == loaded, "what is stored in a checkpoint re-runs as it is"
 
 
+def test_recipes_of_before_there_was_an_order_are_those_of_today() -> None:
+    """Stored recipes, fingerprints of runs and keys of comparisons are dumps; a natural order is not in them."""
+    stored = config.load().recipe.model_dump(mode="json")
+    assert list(stored["gptq"]) == ["enabled", "hessian", "damp", "block_size", "sweeps"]
+    assert config.parse({"recipe": stored}, origin="stored").recipe == config.load().recipe
+    ordered = config.load(None, {"recipe": {"gptq": {"order": "activation"}}}).recipe.model_dump(mode="json")
+    assert config.difference(stored, ordered) == ["gptq.order: none -> 'activation'"]
+    again = config.parse({"recipe": ordered}, origin="stored").recipe
+    assert again.gptq.order == "activation"
+
+
+@pytest.mark.parametrize(("value", "read"), [(0, 0.0), (1, 1.0), ("0.5", 0.5), (0.3, 0.3), ("search", "search")])
+def test_the_strength_of_smoothing_is_a_number_or_a_search(value: Any, read: Any) -> None:
+    smooth = config.load(None, {"recipe": {"smooth": {"strength": value}}}).recipe.smooth
+    assert (smooth.strength, type(smooth.strength)) == (read, type(read))
+    assert smooth.model_dump(mode="json")["strength"] == read
+    assert smooth.enabled == (read != 0)
+
+
 def test_default_spells_out_every_key() -> None:
     def keys(model: type[BaseModel]) -> dict[str, Any]:
         nested = {n: f.annotation for n, f in model.model_fields.items()}
@@ -86,6 +105,11 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
         ("recipe: {activations: {clip: 0}}", "recipe.activations.clip"),
         ("recipe: {activations: {clip: 1.5}}", "recipe.activations.clip"),
         ("recipe: {rotation: full}", "recipe.rotation"),
+        ("recipe: {smooth: {strength: seek}}", "smooth.strength is 'seek', wanted a number from 0 to 1, or search"),
+        ("recipe: {smooth: {strength: 1.5}}", "recipe.smooth.strength is 1.5, wanted a number from 0 to 1, or search"),
+        ("recipe: {smooth: {strength: true}}", "recipe.smooth.strength is true"),
+        ("recipe: {smooth: {strength: .nan}}", "recipe.smooth.strength is nan"),
+        ("recipe: {gptq: {order: size}}", "recipe.gptq.order"),
         ("recipe: {overrides: [{act_bits: 8}]}", "recipe.overrides.0.pattern"),
         ("calibrate: {samples: 0}", "calibrate.samples"),
         ("calibrate: {samples: many}", "calibrate.samples"),

@@ -139,13 +139,20 @@ UP = "model.layers.1.mlp.up_proj.weight"
         (truncate, r"'model\.safetensors' is damaged \(1000 bytes found\)"),
         (edit_config(model_type="no_such_model", architectures=["NoSuch"]), "unknown architecture of model 'source'"),
         (edit_config(quantization_config={"quant_method": "gptq"}), "already quantized by gptq"),
+        (
+            lambda f: (f / "config.json").write_text('{"a":' * 100_000),
+            r"config\.json of model 'source' is not readable",
+        ),
+        (edit_config(quantization_config=3), "has quantization_config '3', wanted a dict of names"),
+        (edit_config(architectures=3), "has architectures '3', wanted a list of names"),
+        (edit_config(architectures=[3]), r"has architectures '\[3\]', wanted a list of names"),
+        (edit_config(auto_map="x"), "has auto_map 'x', wanted a dict of names"),
         (edit_weights(lambda w: w.update({UP + "x": w.pop(UP)})), rf"lacks {UP}; it has the unknown {UP}x"),
         (
             edit_weights(lambda w: w.update({UP: w[UP][:5].contiguous()})),
             rf"has other shapes for {UP} \(\[5, 128\], wanted \[192, 128\]\)",
         ),
     ],
-    ids=["no config", "bad json", "list", "no weights", "truncated", "architecture", "quantized", "renamed", "shape"],
 )
 def test_a_folder_that_is_wrong_is_refused_by_name(
     folder: Path, damage: Callable[[Path], object], message: str

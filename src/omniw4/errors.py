@@ -94,6 +94,12 @@ class OutputLockedError(OmniW4Error):
     usual_hint = "wait for it, or give --out another name"
 
 
+class PeerError(OmniW4Error):
+    """Another of several processes ended before its share of the work was done."""
+
+    usual_hint = "what it said last may tell why; start all of them again once that is mended"
+
+
 class ResumeError(OmniW4Error):
     """A partial result made by another recipe, model or calibration."""
 

@@ -16,6 +16,7 @@ from omniw4 import int4
 from omniw4.checkpoint import Checkpoint, parse_quantization_config, quantization_config
 from omniw4.checkpoint.reader import dump_report, parse_report
 from omniw4.checkpoint.schema import SETTINGS, natural_order
+from omniw4.errors import MalformedJsonError
 from omniw4.tensors import LayerReport, LinearSpec
 
 
@@ -24,11 +25,21 @@ def test_every_setting_of_a_linear_is_stored() -> None:
 
 
 def test_every_figure_of_a_report_is_stored() -> None:
-    stored = dump_report(LayerReport("p", 1, 64, "rtn", 0.1, 1.0, 0.0, 0.0))
+    stored = dump_report(LayerReport("p", 1, 64, "rtn", 0.1, 1.0, 0.0, 0.0, smooth_strength=0.4))
     named = {field.name for field in dataclasses.fields(LayerReport)}
     assert named - set(stored) == {"path", "seconds"}
-    assert set(stored) == set(report(1, 64))
+    assert set(stored) == {*report(1, 64), "smooth_strength"}
     assert dump_report(parse_report("p", json.loads(json.dumps(stored)))).keys() == stored.keys()
+
+
+def test_a_smoothing_that_was_not_searched_is_stored_as_by_versions_that_knew_no_search() -> None:
+    old = report(1, 64)
+    assert parse_report("p", old).smooth_strength is None
+    assert dump_report(parse_report("p", old)).keys() == old.keys()
+    assert parse_report("p", {**old, "smooth_strength": 0.4}).smooth_strength == 0.4
+    for wrong in (None, "0.4", True):
+        with pytest.raises(MalformedJsonError, match="smooth_strength"):
+            parse_report("p", {**old, "smooth_strength": wrong})
 
 
 SPECS = {

@@ -113,6 +113,15 @@ def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "\nerror: " in ran.stderr
 
 
+def test_a_folder_that_was_removed_is_no_place_to_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    run("inspect", tmp_path).failed(2, "the current folder is gone", "hint: change into one")
+
+
 def test_a_closed_pipe_is_not_an_error() -> None:
     command = f"{sys.executable} -m omniw4 --help | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment())

@@ -64,6 +64,16 @@ def test_table_has_a_row_a_linear() -> None:
     assert "inf" in lines[3]
 
 
+def test_a_searched_smoothing_has_a_column() -> None:
+    searched = report("b")
+    searched.smooth_strength = 0.4
+    lines = layer_report.table_of([report("a"), searched]).splitlines()
+    assert lines[0].endswith("smoothing")
+    assert lines[2].endswith(" -")
+    assert lines[3].endswith(" 0.4")
+    assert "smoothing" not in layer_report.table_of([report("a")])
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_json_has_no_infinity(value: float) -> None:
     assert json.dumps(layer_report._finite(value), allow_nan=False) == "null"

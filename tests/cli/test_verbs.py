@@ -130,6 +130,28 @@ def test_patterns_and_overrides_reach_the_checkpoint(run: Run, qwen3: Path, stat
     assert verdict["passed"] is True
 
 
+def test_a_searched_smoothing_is_recorded_and_shown(run: Run, qwen3: Path, stats: Path, tmp_path: Path) -> None:
+    out, wanted = tmp_path / "out", "recipe.smooth.strength=search"
+    ran = document(
+        run, "quantize", qwen3, "--stats", stats, "--out", out, "--set", wanted, "--set", "recipe.gptq.order=activation"
+    )
+    chosen = {row["path"]: row["smooth_strength"] for row in ran["layers"]}
+    assert all(0 <= strength <= 1 for strength in chosen.values())
+    inspected = document(run, "inspect", out)
+    assert {row["path"]: row["smooth_strength"] for row in inspected["layers"]} == chosen
+    assert inspected["recipe"]["smooth"]["strength"] == "search"
+    assert inspected["recipe"]["gptq"]["order"] == "activation"
+    shown = run("inspect", out, "--layers").stdout.splitlines()
+    head = next(i for i, line in enumerate(shown) if line.endswith("smoothing"))
+    rows = [line.split() for line in shown[head + 2 : head + 2 + LINEARS]]
+    assert {row[0]: float(row[-1]) for row in rows} == chosen
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(run("inspect", out, "--recipe").stdout)
+    assert config.load(recipe).recipe.model_dump(mode="json") == inspected["recipe"]
+    verdict = document(run, "verify", out, "--model", qwen3, "--windows", 1, "--seq-len", 32)
+    assert verdict["passed"] is True
+
+
 def test_dry_run_writes_nothing(run: Run, qwen3: Path, stats: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     plan = document(

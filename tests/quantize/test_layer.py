@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from omniw4 import config, int4
 from omniw4.config import Recipe
 from omniw4.errors import NonFiniteError, StatsError
 from omniw4.quantize.layer import Linear, quantize_group, quantize_groups, quantize_layer
+from omniw4.quantize.lowrank import svd_lowrank
 from omniw4.tensors import LayerReport, LinearStats, QuantizedLinear
 
 RECIPES = ["seed", "default", "rtn"]
@@ -91,6 +93,42 @@ def test_the_seed_recipe_is_gptq_and_svd_in_turn() -> None:
     assert left == pytest.approx(float(torch.linalg.svdvals(residual)[16:].square().sum()), rel=1e-3)
     share = 1 - left / float(residual.square().sum())
     assert report.rank_energy == pytest.approx(share, abs=1e-3)
+
+
+def test_svd_of_w_first_is_gptq_of_what_it_leaves() -> None:
+    """The first round against its definition: L₀ = SVD_r(W), Q = GPTQ(W - L₀), L = SVD_r(W - Q)."""
+    x, w = inputs(500, 128), weights(64, 128) + weights(64, 4, seed=8) @ weights(4, 128, seed=9, std=1.0)
+    left = w - svd_lowrank(w, 16, torch.float16).product()
+    alone, _ = run(left, recipe_of("seed", rank=0), x)
+    first, report = run(w, recipe_of("seed", init="svd_weight", rounds=1), x)
+    assert torch.equal(first.qweight, alone.qweight)
+    assert torch.equal(first.w_scales, alone.w_scales)
+    again = svd_lowrank(w - alone.dequantize(), 16, torch.float16)
+    assert first.proj_up is not None
+    assert first.proj_down is not None
+    torch.testing.assert_close(first.proj_up.float() @ first.proj_down.float().T, again.product(), rtol=0, atol=1e-3)
+    assert report.relative_error < run(w, recipe_of("seed", rounds=1), x)[1].relative_error
+
+
+@pytest.mark.parametrize("hessian", ["plain", "normalized"])
+def test_codes_follow_the_recipe_s_hessian_and_the_report_the_plain_one(hessian: str) -> None:
+    """Some loud tokens: under the normalised Hessian they weigh what the others weigh."""
+    x, w = inputs(500, 128), weights(64, 128)
+    x[::50] = 40 * inputs(10, 128, seed=9)
+    stats = stats_of(x)
+    same = replace(stats, hessian=stats.hessian_normalized) if hessian == "normalized" else stats
+    recipes = [config.load("default", {"recipe": {"gptq": {"hessian": kind}}}).recipe for kind in (hessian, "plain")]
+    mine, report = quantize_layer(w, None, stats, spec_of(recipes[0]), recipes[0])
+    twin, _ = quantize_layer(w, None, same, spec_of(recipes[1]), recipes[1])
+    for name, tensor in twin.tensors().items():
+        assert torch.equal(tensor, mine.tensors()[name]), name
+    assert report.relative_error == pytest.approx(output_error(x, w, mine), rel=1e-3)
+    normed = x / x.square().mean(1, keepdim=True).sqrt()
+    other = {"plain": "normalized", "normalized": "plain"}[hessian]
+    recipe = config.load("default", {"recipe": {"gptq": {"hessian": other}}}).recipe
+    rival, _ = quantize_layer(w, None, stats, spec_of(recipe), recipe)
+    judged_by = normed if hessian == "normalized" else x
+    assert output_error(judged_by, w, mine) < output_error(judged_by, w, rival)
 
 
 @pytest.mark.parametrize("name", ["seed", "default"])

@@ -25,11 +25,15 @@ SHAPES = {
 }
 
 
+CHANGES = {"gptq": {"order": "activation"}, "smooth": {"strength": "search"}}
+RECIPES = {"ordered and searched": ("default", {"recipe": CHANGES})}
+
+
 class Run:
     """Everything a call of quantize_model needs, and what it saved."""
 
     def __init__(self, name: str = "seed") -> None:
-        self.recipe: Recipe = config.load(name).recipe
+        self.recipe: Recipe = config.load(*RECIPES.get(name, (name,))).recipe
         self.plan: Plan = make_plan(SHAPES, self.recipe, SHAPES)
         self.saved: dict[str, QuantizedLinear] = {}
         self.reports: dict[str, LayerReport] = {}
@@ -95,7 +99,7 @@ def test_linears_of_one_input_share_one_factor(monkeypatch: pytest.MonkeyPatch) 
     assert calls == [128, 64, 128]
 
 
-@pytest.mark.parametrize("name", ["seed", "default", "rtn"])
+@pytest.mark.parametrize("name", ["seed", "default", "rtn", *RECIPES])
 @pytest.mark.parametrize("stop_after", [0, 1, 2, 3, 4])
 def test_a_run_that_was_broken_off_gives_the_same_bytes(name: str, stop_after: int) -> None:
     """Also between two linears that go through GPTQ together."""
@@ -163,19 +167,41 @@ def test_batches_hold_equal_groups_within_the_limit() -> None:
     assert len(many.batches(None, 100 * one)) == 1
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_process_makes_of_a_linear_what_any_other_does(name: str) -> None:
+    whole = Run(name)
+    whole()
+    shared = Run(name)
+    for rank in range(2):
+        quantize_model(
+            shared.weights(),
+            shared.plan,
+            shared.recipe,
+            shared.stats_for,
+            shared.save,
+            group_of=group_of,
+            part=(rank, 2),
+        )
+    assert shared.saved.keys() == whole.saved.keys()
+    for path, quantized in whole.saved.items():
+        for tensor_name, tensor in quantized.tensors().items():
+            assert torch.equal(tensor, shared.saved[path].tensors()[tensor_name]), f"{path}.{tensor_name}"
+
+
+@pytest.mark.parametrize("name", ["default", *RECIPES])
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
 def test_batches_are_made_whole_so_that_a_resumed_run_gives_the_same_bytes(
-    stop_after: int, monkeypatch: pytest.MonkeyPatch
+    stop_after: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("omniw4.quantize.pipeline.batch_limit", lambda device: 2**40)
-    whole = Run("default")
+    whole = Run(name)
     whole()
     assert set(whole.saved) == set(SHAPES)
-    broken = Run("default")
+    broken = Run(name)
     broken.stop_after = stop_after
     with pytest.raises(KeyboardInterrupt):
         broken()
-    resumed = Run("default")
+    resumed = Run(name)
     resumed(done=set(broken.saved))
     saved = {**broken.saved, **resumed.saved}
     for path, quantized in whole.saved.items():

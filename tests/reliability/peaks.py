@@ -116,6 +116,8 @@ def _status(key: str) -> int:
 def main() -> None:
     """Measure the cases on stdin: a JSON list of ``[recipe, k, outputs]`` to a list of ``[planned, measured]``.
 
+    A recipe is a name, or what differs from the default.
+
     In a process that did nothing else before, since each case is a fork of it and begins with its memory. Of two runs
     the smaller peak counts: on a busy machine the allocator may give a freed tensor's pages back late.
     """
@@ -124,7 +126,8 @@ def main() -> None:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for i, (name, k, outputs) in enumerate(json.load(sys.stdin)):
-            recipe = config.load(None if name == "default" else name).recipe
+            changes = {"recipe": name} if isinstance(name, dict) else {}
+            recipe = config.load(None if changes or name == "default" else name, changes).recipe
             members = [f"{LINEAR}.{j}" for j in range(len(outputs))]
             runs = [Path(folder) / f"{i}-{run}" / "stats" for run in range(2)]
             found.append(min(measure(outputs, k, recipe, write_stats(stats, k, members)) for stats in runs))

@@ -16,9 +16,11 @@ from omniw4.quantize.plan import make_plan
 
 TOLERANCE = 0.15
 NOISE = 4 << 20  # bytes: what a process of the same work takes more or less from one run to the next
-CASES = {  # recipe, in_features, out_features of the linears that read one input
+CHANGES = {"gptq": {"order": "activation"}, "smooth": {"strength": "search"}}
+CASES = {  # recipe or what differs from the default, in_features, out_features of the linears that read one input
     "the factor of a wide input": ("default", 1536, (192,)),
     "three linears of one input": ("default", 512, (512, 512, 256)),
+    "the same in another order, its smoothing searched": (CHANGES, 512, (512, 512, 256)),
     "GPTQ and the low-rank branch": ("seed", 1024, (1024,)),
     "nearest and the low-rank branch": ("rtn", 1024, (2048,)),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from killing import folder_bytes
 from omniw4.calibrate import Relay
 from omniw4.cli import processes
-from omniw4.errors import UsageError
+from omniw4.errors import PeerError, UsageError
 from omniw4.quantize.pipeline import share_of
 from omniw4.quantize.plan import PlanEntry
 from omniw4.tensors import LinearSpec
@@ -21,17 +22,22 @@ from omniw4.tensors import LinearSpec
 
 def run_together(world: int, *arguments: Any, folder: Path) -> list[int]:
     """The same command in several processes that torch.distributed joins; their exit codes."""
+    return run_each([arguments] * world, folder)
+
+
+def run_each(commands: Sequence[tuple[Any, ...]], folder: Path) -> list[int]:
+    """A command for each of several processes; their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(len(commands))}
     children = [
         kills.start(
             *arguments,
             stderr=folder / f"stderr-{rank}",
             environment={**place, "RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"},
         )
-        for rank in range(world)
+        for rank, arguments in enumerate(commands)
     ]
     return [kills.wait(child) for child in children]
 
@@ -78,6 +84,49 @@ def test_more_processes_than_samples(model: Path, text: Path, tmp_path: Path) ->
     assert codes == [2, 2], told(tmp_path)
     assert "2 processes have 1 batches" in told(tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "quantize"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_when_one_fails_the_other_says_so_and_ends(
+    model: Path, text: Path, stats: Path, tmp_path: Path, verb: str, failing: int
+) -> None:
+    out = tmp_path / "out"
+
+    def command(here: Path) -> tuple[Any, ...]:
+        if verb == "quantize":
+            return ("quantize", model, "--stats", here, *kills.QUANTIZE, "--out", out)
+        return ("calibrate", here, "--dataset", text, *kills.CALIBRATE, "--out", out)
+
+    commands = [command(stats if verb == "quantize" else model)] * 2
+    commands[failing] = command(tmp_path / "nowhere")
+    assert run_each(commands, tmp_path) == [2, 2], told(tmp_path)
+    assert "nowhere" in (tmp_path / f"stderr-{failing}").read_text()
+    assert "of this run ended before its work was done" in (tmp_path / f"stderr-{1 - failing}").read_text()
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_process_that_outlives_the_first_writes_into_no_other_run(tmp_path: Path) -> None:
+    note = tmp_path / "fingerprint.json"
+    note.write_text("a")
+    first = processes.FirstProcess(tmp_path)
+    first.check()
+    for happens in (lambda: note.write_text("b"), note.unlink):
+        happens()
+        with pytest.raises(PeerError, match="process 0 of this run ended"):
+            first.check()
+    with pytest.raises(PeerError):
+        processes.FirstProcess(tmp_path).check()
+
+
+@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}])
+def test_processes_that_cannot_meet(monkeypatch: pytest.MonkeyPatch, address: dict[str, str]) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", **address}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="process 0 cannot meet the other 1: "):
+        processes.find().join("cpu")
 
 
 def told(folder: Path) -> str:

@@ -198,6 +198,14 @@ def test_one_linear_is_singular(document: dict[str, Any]) -> None:
     assert f"{len(document['layers'])} linears quantized" in many
 
 
+def test_a_searched_smoothing_has_a_column_and_no_other_has(document: dict[str, Any]) -> None:
+    searched = {**document, "layers": [{**row, "smooth_strength": 0.7} for row in document["layers"]]}
+    for page in (html.page, markdown.page):
+        assert "smoothing</th>" in page(searched) or "| smoothing |" in page(searched)
+        assert "smoothing</th>" not in page(document)
+        assert "| smoothing |" not in page(document)
+
+
 def test_a_distillation_is_told_and_drawn(document: dict[str, Any]) -> None:
     log = [{"step": 0, "loss": None, "held_out": 0.5}, {"step": 20, "loss": 0.4, "held_out": 0.25}]
     record = {"kind": "logits", "steps": 40, "best_step": 20, "held_out_before": 0.5, "held_out_best": 0.25, "log": log}

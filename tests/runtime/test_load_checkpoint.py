@@ -147,6 +147,20 @@ def test_a_flipped_bit_is_found_where_hashes_are_asked_for(damaged: Path) -> Non
         omniw4.load(damaged, verify_hashes=True)
 
 
+@pytest.mark.parametrize(
+    "setting", [{"hidden_act": 3}, {"dtype": [1]}, {"num_attention_heads": 0}, {"pad_token_id": 10**12}, {"a": 1e999}]
+)
+def test_a_config_that_transformers_stumbles_over_is_named(damaged: Path, setting: dict[str, object]) -> None:
+    """It raises every class there is; what it does not mind, it does not read."""
+    config = json.loads((damaged / "config.json").read_text())
+    (damaged / "config.json").write_text(json.dumps(config | setting))
+    if "a" in setting:
+        omniw4.load(damaged)
+        return
+    with pytest.raises(ModelError, match="cannot load checkpoint 'checkpoint': "):
+        omniw4.load(damaged)
+
+
 def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     """Change the tensors of a checkpoint and its own list of them, as a careless tool would."""
     tensors = load_file(folder / "model.safetensors")

@@ -8,19 +8,22 @@ them finish in (blocks + n - 1) / n of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
 
 from omniw4.calibrate.accumulate import Accumulator
-from omniw4.errors import UsageError
+from omniw4.errors import PeerError, UsageError
 
 
 @dataclass(frozen=True)
 class Relay:
-    """The place of this process in the line; its process group is torch.distributed's default one."""
+    """The place of this process in the line."""
 
     rank: int
     world: int
@@ -63,10 +66,39 @@ class Relay:
         for one in sums:
             counts = torch.tensor([one.tokens, one.excluded])
             for tensor in (one.hessian, one.hessian_normalized, one.absmax, counts):
-                dist.send(tensor.cpu(), self.rank + 1)
+                with noticing_peers(self.rank + 1):
+                    dist.send(tensor.cpu(), self.rank + 1, group=working_group())
+
+
+@cache
+def working_group() -> dist.ProcessGroup | None:
+    """All processes; each may wait for the others' shares, which take hours of the largest models.
+
+    In torch.distributed's default group, in which they meet, nobody waits longer than half an hour. All processes must
+    ask for this one at the same time, once.
+    """
+    return dist.new_group(timeout=timedelta(days=7))
+
+
+@contextmanager
+def noticing_peers(rank: int | None = None) -> Iterator[None]:
+    """Name the process that is gone, in place of the connection that was closed by its end.
+
+    Args:
+        rank: of the process spoken to; None for all.
+
+    Raises:
+        PeerError: torch.distributed failed inside the block; it has no class of its own for that.
+    """
+    try:
+        yield
+    except RuntimeError as e:
+        who = "another process" if rank is None else f"process {rank}"
+        raise PeerError(f"{who} of this run ended before its work was done") from e
 
 
 def _receive(tensor: torch.Tensor, source: int) -> None:
     received = torch.empty_like(tensor, device="cpu")
-    dist.recv(received, source)
+    with noticing_peers(source):
+        dist.recv(received, source, group=working_group())
     tensor.copy_(received)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from omniw4.checkpoint import schema
-from omniw4.checkpoint.header import TensorFile, TensorInfo, check_regular, describe, read_header, unique_keys
+from omniw4.checkpoint.header import (
+    MAX_HEADER_BYTES,
+    TensorFile,
+    TensorInfo,
+    check_regular,
+    describe,
+    read_header,
+    unique_keys,
+)
 from omniw4.checkpoint.schema import StoredLinear
 from omniw4.errors import (
     HashMismatchError,
@@ -118,7 +126,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; raises MissingFileError, UnreadableFileError or MalformedJsonError."""
     try:
         check_regular(path)
-        data = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=unique_keys)
+        with path.open("rb") as file:
+            text = file.read(MAX_HEADER_BYTES + 1)
+        if len(text) > MAX_HEADER_BYTES:
+            size = path.stat().st_size
+            raise MalformedJsonError(f"{path.name} holds {size} bytes, more than the allowed {MAX_HEADER_BYTES}")
+        data = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except FileNotFoundError as e:
         hint = "name a folder written by omniw4 quantize"
         if any(parent.name.endswith(".partial") for parent in path.absolute().parents):

@@ -37,7 +37,7 @@ from omniw4.cli import (
     verify,
 )
 from omniw4.cli.output import print_error, silence_stdout
-from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, OmniW4Error
+from omniw4.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, OmniW4Error, UsageError
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # system errors that are the user's to mend, wherever a library lets them through
@@ -127,12 +127,21 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run the command line; returns the exit code, whatever happens."""
     try:
+        _check_current_folder()
         code = app(arguments, prog_name="omniw4", standalone_mode=False)
         return code if isinstance(code, int) else EXIT_OK
     except BaseException as error:
         if os.environ.get("OMNIW4_DEBUG") == "1" and not isinstance(error, SystemExit | typer.Exit):
             traceback.print_exc()
         return _exit_code(error)
+
+
+def _check_current_folder() -> None:
+    """Refuse to work in a folder that was removed: libraries of torch end the process without a reason there."""
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise UsageError("the current folder is gone", hint="change into one that is there") from e
 
 
 def _exit_code(error: BaseException) -> int:

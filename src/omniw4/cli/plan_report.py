@@ -82,6 +82,8 @@ def _how(spec: LinearSpec) -> str:
 
 def _seconds(groups: Sequence[Sequence[PlanEntry]], recipe: Recipe, device: str) -> float:
     """Operations of GPTQ, of the low-rank rounds and of the factors, over the measured rate of a matrix product."""
+    from omniw4.quantize.smooth import STRENGTHS
+
     operations = 0.0
     for group in groups:
         k = group[0].in_features
@@ -93,6 +95,8 @@ def _seconds(groups: Sequence[Sequence[PlanEntry]], recipe: Recipe, device: str)
             gptq = 2 * (1 + sweeps) * e.weights * k if recipe.gptq.enabled else 0
             search = 64 * e.weights if recipe.weights.scale == "search" else 0
             operations += rounds * (gptq + search + 40 * e.weights * rank)
+            if recipe.smooth.strength == "search":  # a branch, nearest codes and their error for each strength
+                operations += len(STRENGTHS) * (4 * e.weights * k + search + 40 * e.weights * rank)
     return _OVERHEAD * operations / _rate(device)
 
 

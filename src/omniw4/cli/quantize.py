@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from omniw4.quantize.pipeline import WeightSource
     from omniw4.quantize.plan import Plan
     from omniw4.storage import OutputFolder
+    from omniw4.tensors import LayerReport, QuantizedLinear
 
 _MARKER = "omniw4.json"  # what every checkpoint holds
 
@@ -227,19 +228,25 @@ def _quantize_share(
     from omniw4.checkpoint import LayerStore
     from omniw4.quantize.pipeline import quantize_model
 
-    store = LayerStore(partial_folder)
-    quantize_model(
-        load()[1],
-        plan,
-        recipe,
-        stats.linear if stats else lambda _: None,
-        store.put,
-        store.done(),
-        group_of=stats.group_of if stats else None,
-        device=device,
-        part=(team.rank, team.world),
-    )
-    team.wait()
+    first, store = processes.FirstProcess(partial_folder), LayerStore(partial_folder)
+
+    def put(path: str, linear: QuantizedLinear, report: LayerReport) -> None:
+        first.check()
+        store.put(path, linear, report)
+
+    with options.interruptible("the linears that were finished are kept"):
+        quantize_model(
+            load()[1],
+            plan,
+            recipe,
+            stats.linear if stats else lambda _: None,
+            put,
+            store.done(),
+            group_of=stats.group_of if stats else None,
+            device=device,
+            part=(team.rank, team.world),
+        )
+        team.wait()
 
 
 @contextmanager

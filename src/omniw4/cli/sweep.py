@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import re
-import shutil
-import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from omniw4 import config as configs
-from omniw4.cli import options, quantize, settings
-from omniw4.cli.output import Output, figure, table
-from omniw4.errors import OutputExistsError, UsageError
+from omniw4.cli import options, settings, sweep_runs
+from omniw4.cli.output import table
+from omniw4.cli.sweep_runs import RESULTS, Candidate, Judge, Run
+from omniw4.errors import ModelError, OutputExistsError, UsageError
 
-_RESULTS, _MARKDOWN, _PAGE = "sweep.json", "sweep.md", "sweep.html"
+_MARKDOWN, _PAGE = "sweep.md", "sweep.html"
+
+Calibration = tuple[Path | None, Any]  # folder of statistics and their fingerprint
 
 
 def command(
@@ -33,12 +32,25 @@ def command(
             metavar="NAME|LABEL=NAME[,KEY=VALUE...]",
             help="A config by name or file, with keys set, such as r32=default,recipe.lowrank.rank=32; repeat.",
         ),
-    ],
-    stats: Annotated[Path | None, typer.Option("--stats", metavar="DIR", help="What `omniw4 calibrate` wrote.")] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option("--dataset", metavar="TEXT", help="Held-out text; repeat for several. Else the built-in one."),
+    ] = [],  # noqa: B006
+    stats: Annotated[
+        list[Path],
+        typer.Option("--stats", metavar="DIR", help="What `omniw4 calibrate` wrote; repeat for the spread over them."),
+    ] = [],  # noqa: B006
+    merge: Annotated[
+        list[Path],
+        typer.Option("--merge", metavar="DIR", help="Take over what another sweep measured alike; repeat."),
+    ] = [],  # noqa: B006
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="LABEL", help="Whom the others differ from; else the table's first."),
     ] = None,
+    dataset: Annotated[
+        list[str],
+        typer.Option("--dataset", metavar="TEXT", help="Held-out text; repeat for several. Else the built-in one."),
+    ] = [],  # noqa: B006
+    prompts: options.Prompts = None,
+    num_step: options.NumStep = 32,
     distill_dataset: Annotated[
         str | None, typer.Option("--distill-dataset", metavar="TEXT", help="Text for the recipes that distil.")
     ] = None,
@@ -53,123 +65,76 @@ def command(
     json_mode: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare recipes on one model: perplexity, KL, agreement, bits and seconds, as a table and a plot."""
-    chosen = [parse_recipe(text) for text in recipe]
-    labels = [label for label, _, _ in chosen]
+    """Compare recipes on one model: quality, spread over calibrations, bits and seconds, as a table and a plot."""
+    chosen = [_candidate(text) for text in recipe]
+    labels = [candidate.label for candidate in chosen]
     if len(set(labels)) < len(labels):
         raise UsageError(f"two recipes are called {max(labels, key=labels.count)!r}", hint="give one a LABEL=")
+    if not chosen and not merge:
+        raise UsageError(
+            "nothing to compare", hint="give --recipe, such as `--recipe default --recipe rtn`, or --merge"
+        )
+    if dataset and prompts is not None:
+        raise UsageError("--dataset and --prompts exclude each other", hint="--prompts is for an OmniVoice")
     output = options.start(json_mode=json_mode, quiet=quiet)
 
     from omniw4 import model as models
-    from omniw4.report import plots, sweep
-    from omniw4.storage import OutputFolder, atomic_write, atomic_write_json
+    from omniw4.report import plots
+    from omniw4.storage import OutputFolder, atomic_write_json
 
     options.check_device(device)
     if not no_plots:
         plots.require()
-    texts: list[str | None] = [*dataset] if dataset else [None]
-    fingerprint = {
+    skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
+    if prompts is None:
+        models.check_positions(skeleton, seq_len)
+        texts: list[str | None] = [*dataset] or [None]
+    else:
+        _check_omnivoice(skeleton, model)
+        texts = []
+    del skeleton
+    opening = {"device": device, "dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+    judge = Judge(model, texts, windows, seq_len, prompts, num_step, distill_dataset, opening)
+    model_hash = models.source_hash(model, gguf_file=gguf_file)
+    comparison = {
         "verb": "sweep",
-        "model": models.source_hash(model, gguf_file=gguf_file),
-        "stats": _stats_of(stats),
-        "datasets": [_named(text) for text in texts],
-        "windows": windows,
-        "seq_len": seq_len,
+        "model": model_hash,
+        **_judged_on(judge),
         "device": device.partition(":")[0],
         "dtype": dtype,
     }
-    common: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
-        "gguf_file": gguf_file,
-        "trust_remote_code": trust_remote_code,
-    }
-    loaded = {label: settings.load(source, assignments) for label, source, assignments in chosen}
-    models.check_positions(models.skeleton(model, gguf_file=gguf_file), seq_len)
-    _check_stats(loaded, stats)
-    known = _finished(out)
-    others = {label for label, row in known.items() if row["fingerprint"] != fingerprint}
-    if others and not overwrite:
-        raise OutputExistsError(
-            f"{str(out)!r} holds a comparison of another model, or on other texts, windows or statistics",
-            hint="give --out another name, or replace it with --overwrite",
-        )
-    if (foreign := _foreign(out)) and not overwrite:
-        raise OutputExistsError(
-            f"{str(out / foreign[0])!r} is not of a comparison, and the folder is replaced as a whole",
-            hint="give --out another name, move it away, or replace all of it with --overwrite",
-        )
-    with OutputFolder.begin(out, fingerprint, resume=True, overwrite=True, marker=_RESULTS) as folder:
-        earlier = known | _finished(folder.partial)
-        rows = [row for label, row in earlier.items() if label not in labels and row["fingerprint"] == fingerprint]
-        for label, source, assignments in chosen:
-            found = loaded[label]
-            key = json.dumps(found.recipe.model_dump(mode="json"), sort_keys=True)
-            kept = earlier.get(label)
-            if kept is not None and kept["key"] == key and kept["fingerprint"] == fingerprint:
-                output.note(f"{label}: measured before")
-                rows.append(kept)
-                continue
-            checkpoint = folder.partial / "checkpoints" / label
-            output.note(f"{label}: quantizing")
-            began = time.monotonic()
-            with contextlib.redirect_stdout(io.StringIO()):  # its document; ours has what matters of it
-                quantize.command(
-                    model=model,
-                    out=checkpoint,
-                    stats=stats if found.recipe.needs_stats else None,
-                    config=source,
-                    assignments=assignments,
-                    distill_dataset=distill_dataset if found.recipe.distill.steps else None,
-                    resume=True,
-                    overwrite=True,
-                    json_mode=True,
-                    **common,
-                )
-            seconds = time.monotonic() - began
-            rows.append(
-                {
-                    "label": label,
-                    "key": key,
-                    "fingerprint": fingerprint,
-                    "activations": _activations(found),
-                    "seconds": round(seconds, 1),
-                    "distilled": found.recipe.distill.steps,
-                    **_verdicts(checkpoint, model, texts, windows, seq_len, common, output, label),
+    calibrations = _calibrations(stats, model_hash, model)
+    _check_stats(chosen, stats)
+    known = _known(out, comparison, overwrite)
+    for folder_of_others in merge:
+        known = sweep_runs.merged(known, folder_of_others, comparison, {c.label: c.key for c in chosen})
+    _check_baseline(baseline, [run["label"] for run in known] + labels)
+    runs: list[Run] = []
+    with (
+        _interruptible(runs),
+        OutputFolder.begin(out, comparison, resume=not overwrite, overwrite=True, marker=RESULTS) as folder,
+    ):
+        keys = {candidate.label: candidate.key for candidate in chosen}
+        earlier = sweep_runs.union(known, sweep_runs.finished(folder.partial))
+        runs += [run for run in earlier if run["key"] == keys.get(run["label"], run["key"])]
+        done = {sweep_runs.identity(run) for run in runs}
+        for candidate in chosen:
+            for stats_folder, calibration in calibrations if candidate.recipe.needs_stats else [(None, None)]:
+                run = {
+                    "label": candidate.label,
+                    "key": candidate.key,
+                    "fingerprint": {**comparison, "stats": calibration},
                 }
-            )
-            atomic_write_json(folder.partial / _RESULTS, {"recipes": rows})
-            shutil.rmtree(checkpoint, ignore_errors=True)
-        document = {
-            "model": Path(model).name,
-            "datasets": fingerprint["datasets"],
-            "windows": windows,
-            "seq_len": seq_len,
-            "recipes": rows,
-            "front": sweep.front(rows),
-        }
-        atomic_write_json(folder.result / _RESULTS, document)
-        atomic_write(folder.result / _MARKDOWN, sweep.to_markdown(document))
-        atomic_write(folder.result / _PAGE, sweep.to_html(document, with_plots=not no_plots))
+                if sweep_runs.identity(run) in done:
+                    output.note(f"{candidate.named(stats_folder)}: measured before")
+                    continue
+                checkpoint = folder.partial / "checkpoints" / sweep_runs.digest(candidate, calibration)
+                runs.append({**run, **judge.measure(candidate, stats_folder, checkpoint, output)})
+                atomic_write_json(folder.partial / RESULTS, {"recipes": runs})
+        document = _document(judge, comparison, runs, baseline)
+        _write(folder.result, document, with_plots=not no_plots)
         folder.commit()
     output.result(_text(document, out), document)
-
-
-def _foreign(out: Path) -> list[str]:
-    """What lies in a folder of results and is none."""
-    if not (out / _RESULTS).is_file():
-        return []  # OutputFolder refuses what no comparison made
-    return sorted(entry.name for entry in out.iterdir() if entry.name not in (_RESULTS, _MARKDOWN, _PAGE))
-
-
-def _check_stats(loaded: dict[str, configs.Config], stats: Path | None) -> None:
-    """What would end the run at a later recipe, said before the first."""
-    for label, found in loaded.items():
-        if stats is None and found.recipe.needs_stats:
-            raise UsageError(
-                f"recipe {label!r} needs calibration statistics",
-                hint="run `omniw4 calibrate MODEL --out DIR` and give `--stats DIR`, or compare data-free ones",
-            )
 
 
 def parse_recipe(text: str) -> tuple[str, str, list[str]]:
@@ -192,61 +157,129 @@ def parse_recipe(text: str) -> tuple[str, str, list[str]]:
     return label, source, assignments
 
 
-def _verdicts(
-    checkpoint: Path,
-    model: str,
-    texts: list[str | None],
-    windows: int,
-    seq_len: int,
-    common: dict[str, Any],
-    output: Output,
-    label: str,
-) -> dict[str, Any]:
-    from omniw4.verify.run import run
-
-    verify = configs.Verify(windows=windows, seq_len=seq_len)
-    found = []
-    for text in texts:
-        result = run(checkpoint, model, dataset=text, settings=verify, layer_tokens=0, **common)
-        for warning in result.warnings:
-            output.warn(f"{label}: {warning}")
-        document = result.to_dict()
-        found.append({key: document[key] for key in ("perplexity", "kl", "argmax_agreement", "path")})
-        ratio = figure(document["perplexity"]["ratio"], ".3f")
-        output.note(f"{label}: ratio {ratio}, KL {figure(document['kl'], '.4f')} on {_named(text)}")
-    return {"texts": found, "effective_bits": result.effective_bits}
+def _candidate(text: str) -> Candidate:
+    label, source, assignments = parse_recipe(text)
+    return Candidate(label, source, assignments, settings.load(source, assignments).recipe)
 
 
-def _activations(found: configs.Config) -> str:
-    """``4``, or ``4+8`` where overrides give some linears another width."""
-    widths = {found.recipe.activations.bits} | {o.act_bits for o in found.recipe.overrides if o.act_bits}
-    return "+".join(str(bits) for bits in sorted(widths)) + " bits"
+def _judged_on(judge: Judge) -> dict[str, Any]:
+    """What decides the figures beside model, recipe and calibration."""
+    names = {"datasets": [judge.name_of(text) for text in judge.texts or [None]]}
+    if judge.prompts is None:
+        return {**names, "windows": judge.windows, "seq_len": judge.seq_len}
+    from omniw4.calibrate.prompts import read_prompts
+
+    found = read_prompts(judge.prompts)
+    return {**names, "prompts": {"sha256": found.sha256, "count": len(found.prompts), "num_step": judge.num_step}}
 
 
-def _finished(folder: Path) -> dict[str, dict[str, Any]]:
-    try:
-        rows = json.loads((folder / _RESULTS).read_text(encoding="utf-8"))["recipes"]
-        return {row["label"]: row for row in rows}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+def _check_omnivoice(skeleton: Any, model: str) -> None:
+    from omniw4.model.omnivoice import import_omnivoice
+
+    if not isinstance(skeleton, import_omnivoice().OmniVoice):
+        raise ModelError(
+            f"model {Path(model).name!r} is a {type(skeleton).__name__}, prompts are for an OmniVoice",
+            hint="judge other models on text, with --dataset",
+        )
 
 
-def _stats_of(folder: Path | None) -> Any:
-    if folder is None:
-        return None
+def _calibrations(folders: Sequence[Path], model_hash: str, model: str) -> list[Calibration]:
+    """Statistics as they were given, known to be of this model and of calibrations that differ."""
     from omniw4.calibrate import Stats
 
-    return Stats.open(folder).fingerprint
+    found: list[Calibration] = []
+    for folder in folders:
+        stats = Stats.open(folder)
+        stats.check_model(model_hash, Path(model).name)
+        for earlier, fingerprint in found:
+            if fingerprint == stats.fingerprint:
+                raise UsageError(
+                    f"--stats {str(earlier)!r} and {str(folder)!r} are of the same calibration, which has no spread",
+                    hint="calibrate with another --seed or text",
+                )
+        found.append((folder, stats.fingerprint))
+    return found
 
 
-def _named(text: str | None) -> str:
-    from omniw4.calibrate.dataset import dataset_name
+def _check_stats(chosen: Sequence[Candidate], stats: Sequence[Path]) -> None:
+    """What would end the run at a later recipe, said before the first."""
+    for candidate in chosen:
+        if not stats and candidate.recipe.needs_stats:
+            raise UsageError(
+                f"recipe {candidate.label!r} needs calibration statistics",
+                hint="run `omniw4 calibrate MODEL --out DIR` and give `--stats DIR`, or compare data-free ones",
+            )
 
-    return dataset_name(text)
+
+def _check_baseline(baseline: str | None, labels: Sequence[str]) -> None:
+    if baseline is not None and baseline not in labels:
+        raise UsageError(
+            f"--baseline {baseline!r} is no recipe of this comparison",
+            hint=f"it has {', '.join(dict.fromkeys(labels))}",
+        )
+
+
+def _known(out: Path, comparison: dict[str, Any], overwrite: bool) -> list[Run]:
+    """What was measured before, in a folder that will be replaced as a whole: whatever else is in it must be known.
+
+    Raises:
+        OutputExistsError: it holds another comparison or other files, and ``overwrite`` does not say to replace them.
+    """
+    runs = sweep_runs.finished(out)
+    same = [run for run in runs if sweep_runs.comparison(run) == comparison]
+    if len(same) < len(runs) and not overwrite:
+        raise OutputExistsError(
+            f"{str(out)!r} holds a comparison of another model, or on other texts, windows or prompts",
+            hint="give --out another name, or replace it with --overwrite",
+        )
+    ours = (RESULTS, _MARKDOWN, _PAGE)
+    # OutputFolder refuses what no comparison made
+    foreign = sorted(e.name for e in out.iterdir() if e.name not in ours) if (out / RESULTS).is_file() else []
+    if foreign and not overwrite:
+        raise OutputExistsError(
+            f"{str(out / foreign[0])!r} is not of a comparison, and the folder is replaced as a whole",
+            hint="give --out another name, move it away, or replace all of it with --overwrite",
+        )
+    return same
+
+
+@contextmanager
+def _interruptible(runs: Sequence[Run]) -> Iterator[None]:
+    """Ctrl-C says what of the comparison is kept, also where a recipe is being quantized."""
+    try:
+        with options.interruptible(""):
+            yield
+    except options.Interrupted as e:
+        kept = f"{len(runs)} measured run{'' if len(runs) == 1 else 's'}"
+        raise options.Interrupted(f"interrupted; kept: {kept}", hint="run the same command again to go on") from e
+
+
+def _document(judge: Judge, comparison: dict[str, Any], runs: Sequence[Run], baseline: str | None) -> dict[str, Any]:
+    from omniw4.report import sweep
+
+    rows = sweep.rows(runs)
+    baseline = baseline or rows[0]["label"]
+    sweep.compare(rows, baseline)
+    return {
+        "model": Path(judge.model).name,
+        **{key: comparison[key] for key in ("datasets", "windows", "seq_len", "prompts") if key in comparison},
+        "recipes": rows,
+        "front": sweep.front(rows),
+        "baseline": baseline,
+    }
+
+
+def _write(folder: Path, document: dict[str, Any], *, with_plots: bool) -> None:
+    from omniw4.report import sweep_pages
+    from omniw4.storage import atomic_write, atomic_write_json
+
+    atomic_write_json(folder / RESULTS, document)
+    atomic_write(folder / _MARKDOWN, sweep_pages.to_markdown(document))
+    atomic_write(folder / _PAGE, sweep_pages.to_html(document, with_plots=with_plots))
 
 
 def _text(document: dict[str, Any], out: Path) -> str:
-    from omniw4.report import sweep
+    from omniw4.report import sweep_pages
 
-    made = sweep.table(document)
+    made = sweep_pages.table(document)
     return f"{table(made.header, made.rows)}\n\n{made.note}\n\nWrote {out}/sweep.html, sweep.md and sweep.json"

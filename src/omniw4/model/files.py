@@ -137,8 +137,10 @@ def as_model_error(what: str, hint: str = "") -> Iterator[None]:
     """Failures of transformers, huggingface_hub and torch as one sentence; they raise every class there is."""
     try:
         yield
-    except OmniW4Error:
+    except (OmniW4Error, MemoryError):
         raise
     except Exception as e:  # such as the UnpicklingError of a .bin file that holds more than tensors
+        if type(e).__name__ == "OutOfMemoryError":  # torch's, which is not imported here; no fault of the model's
+            raise
         reason = " ".join(f"no key {e}".split() if isinstance(e, KeyError) else str(e).split())
         raise ModelError(f"{what}: {reason[:300]}", hint=hint) from e

@@ -144,7 +144,7 @@ def _architecture(files: SourceFiles, trust_remote_code: bool) -> tuple[Any, Any
 def _read_config(files: SourceFiles) -> dict[str, Any]:
     try:
         raw = json.loads((files.folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise ModelError(
             f"config.json of model {files.name!r} is not readable JSON: {e}", hint="copy or download it again"
         ) from e
@@ -153,6 +153,15 @@ def _read_config(files: SourceFiles) -> dict[str, Any]:
             f"config.json of model {files.name!r} holds a {type(raw).__name__}, wanted a mapping",
             hint="copy or download it again",
         )
+    for key, wanted in (("architectures", list), ("auto_map", dict), ("quantization_config", dict)):
+        found = raw.get(key)
+        fits = isinstance(found, wanted) and all(isinstance(one, str) for one in found)
+        if found is not None and not fits:
+            kind = f"a {wanted.__name__} of names"
+            raise ModelError(
+                f"config.json of model {files.name!r} has {key} {str(found)[:80]!r}, wanted {kind}",
+                hint="copy or download it again",
+            )
     return raw
 
 

@@ -24,7 +24,7 @@ from omniw4.quantize.measure import relative_error
 from omniw4.quantize.scales import ScaleRule, round_to_nearest
 from omniw4.tensors import LinearSpec
 
-STRENGTHS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7)  # what a search tries; 0 is no smoothing, as in a recipe
+STRENGTHS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # what a search tries; 0 is no smoothing, as in a recipe
 _DEVIATIONS, _POINTS = 8.0, 512  # of the integral: to so many standard deviations, in so many steps
 _SPREAD = 2.0**7  # factors stay within this of 1, so that FP16 activations divided by them stay finite
 

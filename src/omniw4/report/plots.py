@@ -157,28 +157,30 @@ def breakdown(engines: Sequence[dict[str, Any]]) -> str:
     return _svg(figure, "Time of a step by kind of kernel")
 
 
-def pareto(points: Sequence[tuple[str, str, float | None, float | None]]) -> str:
-    """Score over bits a weight, a colour for each width of the activations.
+def pareto(points: Sequence[tuple[str, str, float | None, float | None]], title: str, cost: str, score: str) -> str:
+    """Score over cost, a colour for each width of the activations.
 
     Args:
-        points: (label, activations, bits a weight, score); points without a number are left out.
+        points: (label, activations, cost, score); points without a number are left out.
+        title: of the figure, another for each of a page.
+        cost, score: names of the axes, with units.
     """
     figure, axes = _axes(height=3.6)
     widths = list(dict.fromkeys(activations for _, activations, _, _ in points))
-    for label, activations, bits, value in points:
-        if bits is None or value is None:
+    for label, activations, x, value in points:
+        if x is None or value is None:
             continue
         index = widths.index(activations)
-        axes.scatter([bits], [value], s=22, color=SERIES[index % len(SERIES)], label=activations)
-        axes.annotate(label, (bits, value), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        axes.scatter([x], [value], s=22, color=SERIES[index % len(SERIES)], label=activations)
+        axes.annotate(label, (x, value), xytext=(4, 4), textcoords="offset points", fontsize=7)
     axes.set_yscale("log")
-    axes.set_xlabel("bits a weight")
-    axes.set_ylabel("mean ratio of perplexities (or KL)")
+    axes.set_xlabel(cost)
+    axes.set_ylabel(score)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         unique = dict(zip(labels, handles, strict=True))
         figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=4, fontsize=8)
-    return _svg(figure, "Quality of recipes over their size")
+    return _svg(figure, title)
 
 
 def role_of(path: str) -> tuple[str, int]:

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from omniw4.checkpoint import Checkpoint
-from omniw4.errors import ModelError, OmniW4Error, UsageError
+from omniw4.errors import ModelError, UsageError
 from omniw4.model import DTYPES
+from omniw4.model.files import as_model_error
 from omniw4.model.omnivoice import install_hint
 
 
@@ -61,18 +62,11 @@ def load(
     arguments: dict[str, Any] = {"dtype": dtype, "device_map": {"": device}}
     if trust_remote_code:
         arguments["trust_remote_code"] = True
-    try:
+    hint = "its config.json must be as `omniw4 quantize` wrote it, and the transformers one that knows the model"
+    with as_model_error(f"cannot load checkpoint {checkpoint.folder.name!r}", hint):
         loader = _loader(checkpoint, arguments)
         model = loader.from_pretrained(checkpoint.folder, **arguments)
-    except OmniW4Error:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as e:
-        reason = " ".join(str(e).split())[:300]
-        raise ModelError(
-            f"cannot load checkpoint {checkpoint.folder.name!r}: {reason}",
-            hint="its config.json must be as `omniw4 quantize` wrote it, and the transformers one that knows the model",
-        ) from e
-    return model.eval()
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def _loader(checkpoint: Checkpoint, arguments: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,6 +167,12 @@ def files() -> Iterator[Case]:
                 (name,),
                 after=lambda f, name=name, text=text: (f / name).write_bytes(text.encode(errors="surrogateescape")),
             )
+        yield Case(
+            f"{name}: a hole of 100 GiB",
+            errors.MalformedJsonError,
+            (name, "more than the allowed 100000000"),
+            after=lambda f, name=name: os.truncate(f / name, 100 << 30),
+        )
         yield Case(
             f"{name} is a folder",
             errors.UnreadableFileError,
