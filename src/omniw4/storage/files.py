@@ -25,6 +25,8 @@ def explain_os_errors(what: str, path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into one sentence: ``cannot <what> '<path>': <reason>``."""
     try:
         yield
+    except BrokenPipeError:  # of who reads what is said meanwhile, no matter of the path
+        raise
     except OSError as e:
         hints = {
             errno.ENOSPC: "free some space, or choose a folder on another disk",
