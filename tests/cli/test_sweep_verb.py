@@ -9,7 +9,7 @@ import pytest
 from harness import Run
 
 from omniw4.cli.sweep import parse_recipe
-from omniw4.errors import UsageError
+from omniw4.errors import StorageError, UsageError
 
 SMALL = ("--windows", 1, "--seq-len", 48, "--no-plots")
 
@@ -53,6 +53,20 @@ def test_what_is_wrong(run: Run, qwen3: Path, tmp_path: Path) -> None:
     run(*base, "--recipe", "rtn,oops").failed(2, "--recipe wants")
     run(*base, "--recipe", "default").failed(2, "needs calibration statistics", "--stats")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_kept_needs_no_flag(
+    run: Run, qwen3: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise StorageError(
+            "disk full", hint="free some space; 1 of 9 linears are kept in rtn.partial/: go on with --resume"
+        )
+
+    monkeypatch.setattr("omniw4.cli.quantize.command", fail)
+    ran = run("sweep", qwen3, "--out", tmp_path / "out", "--dataset", text, *SMALL, "--recipe", "rtn")
+    ran.failed(2, "kept in rtn.partial/: go on with the same command")
+    assert "--resume" not in ran.stderr
 
 
 def test_labels() -> None:

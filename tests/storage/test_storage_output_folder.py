@@ -91,6 +91,13 @@ def test_interrupted_run_needs_a_flag(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_disk_that_is_full_from_the_start_is_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_folder, "atomic_write_json", fail_with(errno.ENOSPC))
+    with pytest.raises(StorageError, match="No space left"):
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("end", [KeyboardInterrupt, StorageError])
 def test_a_verb_that_cannot_resume_leaves_nothing(tmp_path: Path, end: type[BaseException]) -> None:
     out = tmp_path / "out"

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ import typer
 from omniw4 import config as configs
 from omniw4.cli import options, quantize, settings
 from omniw4.cli.output import Output, figure, table
-from omniw4.errors import OutputExistsError, UsageError
+from omniw4.errors import OmniW4Error, OutputExistsError, UsageError
 
 _RESULTS, _MARKDOWN, _PAGE = "sweep.json", "sweep.md", "sweep.html"
 
@@ -113,7 +114,8 @@ def command(
             checkpoint = folder.partial / "checkpoints" / label
             output.note(f"{label}: quantizing")
             began = time.monotonic()
-            with contextlib.redirect_stdout(io.StringIO()):  # its document; ours has what matters of it
+            # its document is left out, ours has what matters of it
+            with contextlib.redirect_stdout(io.StringIO()), _going_on_by_itself():
                 quantize.command(
                     model=model,
                     out=checkpoint,
@@ -153,6 +155,16 @@ def command(
         atomic_write(folder.result / _PAGE, sweep.to_html(document, with_plots=not no_plots))
         folder.commit()
     output.result(_text(document, out), document)
+
+
+@contextlib.contextmanager
+def _going_on_by_itself() -> Iterator[None]:
+    """A comparison has no --resume, which `omniw4 quantize` names: it always goes on."""
+    try:
+        yield
+    except OmniW4Error as e:
+        e.hint = e.hint.replace("go on with --resume", "go on with the same command")
+        raise
 
 
 def _foreign(out: Path) -> list[str]:

@@ -92,7 +92,8 @@ class OutputFolder:
                 atomic_write_json(partial / "fingerprint.json", fingerprint)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    partial.rmdir()  # only when empty
+                    if not _holds_work(partial):
+                        shutil.rmtree(partial)
                 os.close(lock)
                 raise
         return cls(out, partial, lock, overwrite, resumed, marker, resumable)
