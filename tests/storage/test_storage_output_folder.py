@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import textwrap
@@ -162,6 +163,18 @@ def test_resume_refuses_other_inputs_by_name(tmp_path: Path) -> None:
 def test_resume_without_anything_begins(tmp_path: Path) -> None:
     with OutputFolder.begin(tmp_path / "out", FINGERPRINT, resume=True) as folder:
         assert not folder.resumed
+
+
+@pytest.mark.parametrize("note", ["{", '{"a":' * 100_000, None], ids=["broken", "deep", "pipe"])
+def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, note: str | None) -> None:
+    partial = OutputFolder.partial_of(tmp_path / "out")
+    (partial / "layers").mkdir(parents=True)
+    for name in ("fingerprint.json", "committing.json"):
+        os.mkfifo(partial / name) if note is None else (partial / name).write_text(note)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ResumeError, match=r"no readable fingerprint\.json"):
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT, resume=True)
+    OutputFolder.begin(tmp_path / "out", FINGERPRINT, overwrite=True).close()
 
 
 def test_resume_never_wipes_a_folder_it_did_not_make(tmp_path: Path) -> None:

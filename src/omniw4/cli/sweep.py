@@ -236,10 +236,11 @@ def _activations(found: configs.Config) -> str:
 
 
 def _finished(folder: Path) -> dict[str, dict[str, Any]]:
+    from omniw4.storage.files import read_note
+
     try:
-        rows = json.loads((folder / _RESULTS).read_text(encoding="utf-8"))["recipes"]
-        return {row["label"]: row for row in rows}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {row["label"]: row for row in read_note(folder / _RESULTS)["recipes"]}
+    except (KeyError, TypeError):
         return {}
 
 

@@ -86,6 +86,14 @@ def json_text(obj: Any) -> str:
     return json.dumps(without_nan(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def read_note(path: Path) -> Any:
+    """What :func:`atomic_write_json` wrote; None where there is no such file, or none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def atomic_copy(source: str | Path, target: str | Path) -> None:
     """Copy a file's bytes (not its mode or times). Raises StorageError."""
     with explain_os_errors("read", Path(source)), open(source, "rb") as reader, replacing(Path(target)) as file:
