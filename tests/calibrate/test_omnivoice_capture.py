@@ -63,6 +63,7 @@ def test_prompts_are_read(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ("{", "line 2 of prompts 'prompts.jsonl' is not JSON"),
+        ("[" * 100_000, "line 2 of prompts 'prompts.jsonl' is not JSON"),
         ([1], "line 2 of prompts 'prompts.jsonl' has no text"),
         ({"text": " "}, "has no text"),
         ({"text": "x", "voice": "y"}, "unknown key 'voice'"),

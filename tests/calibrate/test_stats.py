@@ -129,18 +129,39 @@ def drop_tensor(folder: Path) -> None:
         (lambda f: (f / "stats.safetensors").unlink(), r"holds no stats\.safetensors"),
         (lambda f: (f / "stats.json").write_text("{"), "not readable"),
         (lambda f: (f / "stats.json").write_text("[]"), "not readable"),
+        (lambda f: (f / "stats.json").write_text('{"a":' * 100_000), "not readable"),
+        (edit(lambda d: d["groups"][Q].update(tokens="3")), f"not readable: ValueError {Q} has the counts"),
+        (edit(lambda d: d["groups"][Q].update(in_features=-1)), f"not readable: ValueError {Q} has the counts"),
         (edit(lambda d: d.pop("groups")), "groups"),
         (edit(lambda d: d.update(format_version=99)), "format version 99, wanted 1"),
         (edit(lambda d: d["fingerprint"].update(dtype="float16")), "different calibrations"),
         (truncate, r"stats\.safetensors .* damaged \(\d+ bytes"),
         (drop_tensor, r"lacks model\.layers\.0\.self_attn\.q_proj\.rms"),
     ],
-    ids=["no json", "no tensors", "bad json", "list", "no groups", "version", "mixed", "truncated", "missing tensor"],
 )
 def test_a_damaged_folder_is_refused_by_name(folder: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(folder)
     with pytest.raises(StatsError, match=message):
         Stats.open(folder)
+
+
+def test_counts_and_tensors_must_fit(folder: Path) -> None:
+    edit(lambda d: d["groups"][Q].update(in_features=3))(folder)
+    with pytest.raises(StatsError, match=rf"{Q}\.hessian of the statistics has shape \[\d+\], wanted \[6\]"):
+        Stats.open(folder).linear(Q)
+
+
+def test_statistics_that_are_replaced_while_they_are_read(folder: Path) -> None:
+    """By another calibration into the same folder: a checkpoint of two would be of neither."""
+    from safetensors import safe_open
+
+    opened, path = Stats.open(folder), folder / "stats.safetensors"
+    opened.linear(Q)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path), path, {**metadata, "fingerprint": "0" * 64})
+    with pytest.raises(StatsError, match="were replaced while they were read"):
+        opened.linear(Q)
 
 
 def test_no_folder_at_all(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ def test_an_unreachable_hub_is_one_sentence() -> None:
         ("plain", b"hello", "without a suffix"),
         ("empty.jsonl", b"", "holds no text"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', r"line 2 of dataset file 'broken\.jsonl' is not JSON"),
+        ("deep.jsonl", b"[" * 100_000, r"line 1 of dataset file 'deep\.jsonl' is not JSON"),
+        ("digits.jsonl", b'{"a": ' + b"9" * 5000 + b"}", r"line 1 of dataset file 'digits\.jsonl' is not JSON"),
         ("list.jsonl", b"[1, 2]", "line 1 .* holds a list"),
         ("other.jsonl", b'{"body": "a", "id": 1}', "no field 'text'; found body, id"),
         ("number.jsonl", b'{"text": 5}', "is a number, wanted a string"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,40 @@ def test_a_folder_that_was_removed_is_no_place_to_work(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     run("inspect", tmp_path).failed(2, "the current folder is gone", "hint: change into one")
+
+
+def test_a_name_that_is_no_utf8_is_refused_at_once(run: Run) -> None:
+    run("inspect", os.fsdecode(b"m\xff")).failed(2, r"'m\udcff' is not UTF-8", "LC_ALL")
+
+
+def test_a_terminal_without_the_characters_ends_no_work(checkpoint: Path) -> None:
+    variables = environment(PYTHONIOENCODING="ascii")
+    done = subprocess.run([sys.executable, "-m", "omniw4", "inspect", checkpoint], capture_output=True, env=variables)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" ? " in done.stdout
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_what_a_file_is_opened_as_is_never_stdout_or_stderr(checkpoint: Path, closed: str) -> None:
+    program = (
+        "import os; from omniw4 import __main__\n"
+        "__main__._open_what_is_closed()\n"
+        "print('to stdout', flush=True); os.write(2, b'to stderr')\n"
+        "assert os.open(os.devnull, os.O_RDONLY) > 2\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, program], capture_output=True, env=environment()
+    )
+    heard = (b"" if "1>" in closed else b"to stdout\n", b"" if "2>" in closed else b"to stderr")
+    assert (done.returncode, done.stdout, done.stderr) == (0, *heard)
+
+
+def test_a_full_disk_behind_stdout_is_no_failed_verdict() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "omniw4", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: No space left on device")
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:

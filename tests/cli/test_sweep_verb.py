@@ -19,7 +19,7 @@ from omniw4.bench.timing import Timing
 from omniw4.cli.output import Output
 from omniw4.cli.sweep import parse_recipe
 from omniw4.cli.sweep_runs import Candidate, Judge
-from omniw4.errors import ModelError, UsageError
+from omniw4.errors import ModelError, StorageError, UsageError
 
 SMALL = ("--windows", 1, "--seq-len", 48, "--no-plots")
 QUICK = "quick=default,recipe.lowrank.rounds=1,recipe.gptq.sweeps=0"
@@ -261,6 +261,20 @@ def test_the_speed_is_of_the_engine_on_the_checkpoint(checkpoint: Path, monkeypa
     assert speed.backbone_milliseconds(checkpoint, "cpu", tokens=128) == 1.5
     with pytest.raises(ModelError, match="256 positions, wanted 1024"):
         speed.backbone_milliseconds(checkpoint, "cpu", tokens=2048)
+
+
+def test_what_is_kept_needs_no_flag(
+    run: Run, qwen3: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise StorageError(
+            "disk full", hint="free some space; 1 of 9 linears are kept in rtn.partial/: go on with --resume"
+        )
+
+    monkeypatch.setattr("omniw4.cli.quantize.command", fail)
+    ran = run("sweep", qwen3, "--out", tmp_path / "out", "--dataset", text, *SMALL, "--recipe", "rtn")
+    ran.failed(2, "kept in rtn.partial/: go on with the same command")
+    assert "--resume" not in ran.stderr
 
 
 def test_labels() -> None:

@@ -22,6 +22,11 @@ from omniw4.checkpoint import Checkpoint
 from omniw4.errors import OmniW4Error
 
 CALIBRATE = ("--samples", 6, "--seq-len", 64)
+DISTIL = (
+    *("--distill-steps", 6, "--set", "recipe.distill.seq_len=64", "--set", "recipe.distill.samples=4"),
+    *("--set", "recipe.distill.held_out=2", "--set", "recipe.distill.eval_every=2"),
+    *("--set", "recipe.distill.save_every=2"),
+)
 QUANTIZE = ("--set", "recipe.lowrank.rank=8", "--max-shard-size", "40KB")
 
 
@@ -110,9 +115,11 @@ class Tally:
 
 
 def verbs(model: Path, text: Path, stats: Path, checkpoint: Path) -> list[Verb]:
-    """calibrate, quantize, quantize over an older output, repack."""
+    """calibrate, quantize, quantize over an older output and with distillation, repack, export."""
     calibrate = ("calibrate", model, "--dataset", text, *CALIBRATE)
     quantize = ("quantize", model, "--stats", stats, *QUANTIZE)
+
+    distil = (*quantize, "--distill-dataset", text, *DISTIL)
 
     def nothing(out: Path) -> None:
         return None
@@ -140,6 +147,19 @@ def verbs(model: Path, text: Path, stats: Path, checkpoint: Path) -> list[Verb]:
             lambda out: (*quantize, "--out", out, "--overwrite"),
             lambda out: (*quantize, "--out", out, "--overwrite", "--resume"),
             older,
+            folder_or_nothing,
+        ),
+        Verb(
+            "quantize --distill-steps",
+            lambda out: (*distil, "--out", out),
+            lambda out: (*distil, "--out", out, "--resume"),
+            nothing,
+            folder_or_nothing,
+        ),
+        Verb(
+            "export",
+            *(2 * [lambda out: ("export", checkpoint, "--dequantize", "--out", out)]),
+            nothing,
             folder_or_nothing,
         ),
         Verb("repack", *(2 * [lambda out: ("repack", out, "--layout", "wgmma_s8")]), copy, cache),

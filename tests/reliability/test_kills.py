@@ -13,7 +13,7 @@ import pytest
 TRIALS = 3  # of each verb
 
 
-@pytest.mark.parametrize("name", ["calibrate", "quantize", "quantize --overwrite", "repack"])
+@pytest.mark.parametrize("name", [verb.name for verb in kills.verbs(*4 * [Path()])])
 def test_killed_at_random_instants(
     model: Path, text: Path, stats: Path, checkpoint: Path, tmp_path: Path, name: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from killing import folder_bytes
 from omniw4 import model as models
+from omniw4.checkpoint import LayerStore
 from omniw4.errors import ModelError
 from tiny_checkpoint import SIZES, make_tokenizer
 
@@ -76,3 +78,40 @@ def test_a_model_that_does_not_fit_its_files_is_loaded_as_a_whole(sharded: Path,
     child = kills.start("quantize", sharded, "--config", "rtn", "--out", tmp_path / "out", stderr=told)
     assert kills.wait(child) == 2
     assert "do not fit its config.json" in told.read_text()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("name", ["config.json", "*.safetensors"])
+def test_a_model_that_changes_while_it_is_quantized_makes_no_checkpoint(
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool, name: str
+) -> None:
+    """Half of its linears would be another model's."""
+    put, told = LayerStore.put, tmp_path / "stderr"
+
+    def put_and_change(self: LayerStore, *linear: Any) -> None:
+        put(self, *linear)
+        file = max(sharded.glob(name))
+        data = file.read_bytes()
+        file.write_bytes(data + b" " if name == "config.json" else data[:-1] + bytes([(data[-1] + 1) % 256]))
+
+    monkeypatch.setattr(LayerStore, "put", put_and_change)
+    if not streamed:
+        monkeypatch.setattr(models, "stream", lambda *a, **k: None)
+    command = ("quantize", sharded, "--config", "rtn", "--include", "*.gate_proj", "--out", tmp_path / "out")
+    assert kills.wait(kills.start(*command, stderr=told)) == 2
+    assert not (tmp_path / "out").exists()
+    assert "changed while it was read" in told.read_text()
+
+
+def test_a_file_that_changed_is_read_no_more(sharded: Path) -> None:
+    streamed = models.stream(sharded)
+    assert streamed is not None
+    path = models.find_blocks(streamed.loaded.model)[1][0] + ".mlp.up_proj"
+    streamed.linear(path)
+    for file in sharded.glob("*.safetensors"):
+        shutil.copy(file, file.with_suffix(".new"))
+        file.with_suffix(".new").rename(file)  # as a download ends
+    with pytest.raises(ModelError, match=r"'model-\d+-of-\d+.safetensors' changed while it was read"):
+        streamed.linear(path)
+    with pytest.raises(ModelError, match="'model' changed while it was read"):
+        models.check_unchanged(streamed.loaded, "0" * 64)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import naive_layouts as naive
 import pytest
 import torch
 from linear_samples import assert_same
 
 from omniw4.errors import LayoutError
-from omniw4.repack import mma_s8
+from omniw4.repack import mma_s8, wgmma_s8
 
 
 def codes_of(m: int, k: int) -> torch.Tensor:
@@ -52,8 +53,17 @@ def test_mma_s8_keeps_codes_and_pads_scales(m: int, k: int) -> None:
         (torch.zeros(4, 64).char(), torch.zeros(3, 1).half(), 4, r"a_scales has shape \[3, 1\], wanted \[4, 1\]"),
     ],
 )
-def test_mma_s8_refuses_tokens_that_do_not_fit(
+def test_tokens_that_do_not_fit_are_refused(
     codes: torch.Tensor, a_scales: torch.Tensor, act_bits: int, message: str
 ) -> None:
-    with pytest.raises(LayoutError, match=message):
-        mma_s8.pack_activations(codes, a_scales, act_bits)
+    for layout in (mma_s8, wgmma_s8):
+        with pytest.raises(LayoutError, match=message):
+            layout.pack_activations(codes, a_scales, act_bits)
+
+
+def test_wgmma_s8_takes_the_scales_beside_integer_ones() -> None:
+    codes, a_scales = codes_of(17, 64), torch.rand(17, 1, generator=torch.Generator().manual_seed(2)) / 3
+    found = wgmma_s8.pack_activations(codes, a_scales, 8)
+    wanted = naive.wgmma_activations(codes, a_scales, 8)
+    assert_same(found[0], wanted[0], "codes")
+    assert_same(found[1], wanted[1], "a_scales")

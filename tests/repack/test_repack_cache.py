@@ -281,6 +281,28 @@ def test_stale_entries_are_listed_and_deleted_and_nothing_else(tmp_path: Path, c
     assert cache.delete_stale(tmp_path, HASH) == []
 
 
+def test_what_somebody_else_deleted_meanwhile_is_gone_as_well(
+    tmp_path: Path, checkpoint: FakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ".omniw4-cache"
+    folder.mkdir()
+    old, leftover = folder / f"mma_s4-v0-{HASH[:16]}.safetensors", folder / ".x.omniw4-tmp"
+    unlink = Path.unlink
+
+    def unlink_twice(self: Path, missing_ok: bool = False) -> None:
+        unlink(self)
+        unlink(self, missing_ok=missing_ok)
+
+    for file in (old, leftover):
+        file.write_bytes(b"x")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", unlink_twice)
+        assert [entry.file for entry in cache.delete_stale(tmp_path, HASH)] == [old]
+        cache.write(tmp_path, checkpoint, "mma_s4")
+    assert not old.exists()
+    assert not leftover.exists()
+
+
 def test_a_checkpoint_without_a_cache_has_no_entries(tmp_path: Path) -> None:
     assert cache.entries(tmp_path) == []
     assert cache.delete_stale(tmp_path, HASH) == []

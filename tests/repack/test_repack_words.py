@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
 import torch
+from linear_samples import assert_same_linear, random_linear
 
 from omniw4 import repack
 from omniw4.repack import layouts
 from omniw4.repack.cache_header import Header
-from omniw4.tensors import LinearSpec
+from omniw4.tensors import LinearSpec, QuantizedLinear
 
 INTEGER = LinearSpec(scale_type="integer")
 EIGHT, SIXTEEN = LinearSpec(act_bits=8), LinearSpec(act_bits=16)
@@ -41,6 +43,42 @@ def test_auto_gives_its_reason(capability: tuple[int, int], specs: list[LinearSp
 )
 def test_the_layouts_that_fit_are_named(specs: list[LinearSpec], hint: str) -> None:
     assert layouts.what_fits(specs) == hint
+
+
+GOLDEN = {  # version, and SHA-256 of what the linear of the test packs to
+    "mma_s4": (1, "cfe8810f1e55e3fa"),
+    "mma_s8": (1, "c28c465fd0c31d17"),
+    "wgmma_s8": (3, "88be29b010b54c5a"),
+}
+
+
+@pytest.mark.parametrize("name", repack.LAYOUTS)
+def test_bytes_and_version_change_together(name: str) -> None:
+    """A cache is known by the version: other bytes under the same one would be read as if they were the old."""
+    n, k, rank = 72, 128, 8
+    linear = QuantizedLinear(
+        LinearSpec(rank=rank, smooth=True),
+        (torch.arange(n * k // 2) * 37 % 251).reshape(n, k // 2).byte(),
+        (torch.arange(n * k // 64) % 63 / 64).reshape(n, k // 64).half(),
+        (torch.arange(k * rank) % 101 / 8).reshape(k, rank).half(),
+        (torch.arange(n * rank) % 103 / 8).reshape(n, rank).half(),
+        (torch.arange(k) / 4).half(),
+        (torch.arange(n) / 2).half(),
+    )
+    digest = hashlib.sha256()
+    for part, tensor in sorted(repack.get(name).pack(linear).items()):
+        digest.update(
+            f"{part} {list(tensor.shape)} ".encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        )
+    assert (repack.get(name).VERSION, digest.hexdigest()[:16]) == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", repack.LAYOUTS)
+def test_a_branch_that_the_rank_denies_is_not_unpacked(name: str) -> None:
+    layout, linear = repack.get(name), random_linear(24, 64, 0)
+    packed = layout.pack(linear)
+    branch = {"proj_up": torch.ones(3), "proj_down": torch.ones(3)}
+    assert_same_linear(layout.unpack({**packed, **branch}, linear.spec, 24, 64), linear)
 
 
 def header(**dtypes: str) -> dict[str, Any]:

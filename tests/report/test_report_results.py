@@ -161,7 +161,13 @@ def test_a_named_verdict_takes_the_place_of_the_one_in_the_folder(folder: Path, 
 
 
 @pytest.mark.parametrize(
-    ("content", "word"), [("{", "are not JSON"), ("[]", "none of the verbs"), ('{"a": 1}', "none of the verbs")]
+    ("content", "word"),
+    [
+        ("{", "are not JSON"),
+        ("[" * 100_000, "are not JSON"),
+        ("[]", "none of the verbs"),
+        ('{"a": 1}', "none of the verbs"),
+    ],
 )
 def test_results_that_are_none(tmp_path: Path, content: str, word: str) -> None:
     (tmp_path / "x.json").write_text(content, encoding="utf-8")

@@ -21,6 +21,7 @@ from omniw4.storage import (
     files,
     sha256_file,
 )
+from omniw4.storage.files import replacing
 
 
 def test_atomic_write_and_copy(tmp_path: Path) -> None:
@@ -136,4 +137,11 @@ def test_file_size_limit_of_the_system(tmp_path: Path) -> None:
         tmp_path / "x.safetensors",
     )
     assert "x.safetensors': File too large" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pipe_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    """Progress is told while a file is being written, and whoever read it may be gone."""
+    with pytest.raises(BrokenPipeError), replacing(tmp_path / "out"):
+        raise BrokenPipeError
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import textwrap
@@ -91,6 +92,13 @@ def test_interrupted_run_needs_a_flag(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_disk_that_is_full_from_the_start_is_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_folder, "atomic_write_json", fail_with(errno.ENOSPC))
+    with pytest.raises(StorageError, match="No space left"):
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("end", [KeyboardInterrupt, StorageError])
 def test_a_verb_that_cannot_resume_leaves_nothing(tmp_path: Path, end: type[BaseException]) -> None:
     out = tmp_path / "out"
@@ -155,6 +163,18 @@ def test_resume_refuses_other_inputs_by_name(tmp_path: Path) -> None:
 def test_resume_without_anything_begins(tmp_path: Path) -> None:
     with OutputFolder.begin(tmp_path / "out", FINGERPRINT, resume=True) as folder:
         assert not folder.resumed
+
+
+@pytest.mark.parametrize("note", ["{", '{"a":' * 100_000, None], ids=["broken", "deep", "pipe"])
+def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, note: str | None) -> None:
+    partial = OutputFolder.partial_of(tmp_path / "out")
+    (partial / "layers").mkdir(parents=True)
+    for name in ("fingerprint.json", "committing.json"):
+        os.mkfifo(partial / name) if note is None else (partial / name).write_text(note)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ResumeError, match=r"no readable fingerprint\.json"):
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT, resume=True)
+    OutputFolder.begin(tmp_path / "out", FINGERPRINT, overwrite=True).close()
 
 
 def test_resume_never_wipes_a_folder_it_did_not_make(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def read_prompts(path: str | Path) -> PromptSet:
 def _prompt(line: str, where: str, folder: Path) -> SpeechPrompt:
     try:
         raw = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DatasetError(f"{where} is not JSON: {e}", hint=FORMAT) from e
     if not isinstance(raw, dict) or not isinstance(raw.get("text"), str) or not raw["text"].strip():
         raise DatasetError(f"{where} has no text", hint=FORMAT)

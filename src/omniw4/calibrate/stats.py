@@ -122,7 +122,11 @@ class Stats:
             document = json.loads((folder / _JSON).read_text(encoding="utf-8"))
             version = document["format_version"]
             stats = cls(folder, document)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            for name, group in stats.groups.items():
+                counts = [group[key] for key in ("in_features", "tokens", "excluded")]
+                if not all(type(count) is int and count >= 0 for count in counts):
+                    raise ValueError(f"{name} has the counts {counts}")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise StatsError(f"{_JSON} in {str(folder)!r} is not readable: {type(e).__name__} {e}", hint=hint) from e
         if document.get("format") != "omniw4-stats" or version != FORMAT_VERSION:
             found = f"statistics in {str(folder)!r} have format version {version}"
@@ -151,9 +155,21 @@ class Stats:
         group = self.groups[name]
         try:
             with safe_open(self.folder / _TENSORS, framework="pt") as file:
+                metadata = file.metadata() or {}
                 tensors = {key: file.get_tensor(f"{name}.{key}") for key in (*_MATRICES, *_VECTORS)}
         except (SafetensorError, OSError) as e:
             raise StatsError(f"cannot read the statistics of {path}: {e}") from e
+        if metadata.get("fingerprint") != _digest(self.fingerprint):
+            raise StatsError(
+                f"the statistics in {str(self.folder)!r} were replaced while they were read",
+                hint="start again, with --overwrite",
+            )
+        k = group["in_features"]
+        sizes = [(key, k * (k + 1) // 2) for key in _MATRICES] + [(key, k) for key in _VECTORS]
+        for key, size in sizes:
+            if tensors[key].shape != (size,):
+                found = list(tensors[key].shape)
+                raise StatsError(f"{name}.{key} of the statistics has shape {found}, wanted [{size}]")
         for key in _MATRICES:
             tensors[key] = unpack_upper(tensors[key], group["in_features"])
         if not all(bool(t.isfinite().all()) for t in tensors.values()):

@@ -114,8 +114,9 @@ def _read_jsonl(path: Path) -> Iterator[str]:
                     yield _field(json.loads(line), f"line {number} of dataset file {path.name!r}")
     except UnicodeDecodeError as e:
         raise DatasetError(f"dataset file {path.name!r} is not UTF-8 text (byte {e.start})", hint=_UTF8) from e
-    except json.JSONDecodeError as e:
-        raise DatasetError(f"line {number} of dataset file {path.name!r} is not JSON: {e.msg}", hint=_JSONL) from e
+    except (ValueError, RecursionError) as e:  # too deep, or a number of thousands of digits
+        reason = e.msg if isinstance(e, json.JSONDecodeError) else e
+        raise DatasetError(f"line {number} of dataset file {path.name!r} is not JSON: {reason}", hint=_JSONL) from e
     except OSError as e:
         raise DatasetError(f"cannot read dataset file {path.name!r}: {e.strerror}") from e
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import os
 import re
 import signal
@@ -107,6 +108,9 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a character that the terminal lacks must not end hours of work
     # a job started to ignore a signal (nohup) goes on doing so
     heeded = [one for one in _INTERRUPTS if signal.getsignal(one) is not signal.SIG_IGN]
     try:
@@ -121,13 +125,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         silence_stdout()
+    except OSError as error:  # a full disk
+        code = _exit_code(error)
+        silence_stdout()
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line; returns the exit code, whatever happens."""
     try:
-        _check_current_folder()
+        _check_place(arguments)
         code = app(arguments, prog_name="omniw4", standalone_mode=False)
         return code if isinstance(code, int) else EXIT_OK
     except BaseException as error:
@@ -136,12 +143,18 @@ def run(arguments: list[str]) -> int:
         return _exit_code(error)
 
 
-def _check_current_folder() -> None:
-    """Refuse to work in a folder that was removed: libraries of torch end the process without a reason there."""
+def _check_place(arguments: list[str]) -> None:
+    """Refuse where libraries cannot work: in a folder that was removed, with names that are no UTF-8."""
     try:
-        os.getcwd()
+        here = os.getcwd()
     except OSError as e:
         raise UsageError("the current folder is gone", hint="change into one that is there") from e
+    for text in (*arguments, here):
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            hint = "rename it; where the name looks right, set a locale: LC_ALL=C.UTF-8"
+            raise UsageError(f"{text!r} is not UTF-8", hint=hint) from e
 
 
 def _exit_code(error: BaseException) -> int:

@@ -125,11 +125,15 @@ def command(
         "dtype": dtype,
     }
 
+    def unchanged(loaded: LoadedModel) -> None:
+        models.check_unchanged(loaded, model_hash, gguf_file=gguf_file)
+
     def load() -> tuple[LoadedModel, dict[str, WeightSource]]:
         streamed = models.stream(model, **opening) if not recipe.distill.steps else None
+        loaded = models.load(model, **opening) if streamed is None else streamed.loaded
+        unchanged(loaded)
         if streamed is not None:
-            return streamed.loaded, {e.path: partial(streamed.linear, e.path) for e in plan.quantized}
-        loaded = models.load(model, **opening)
+            return loaded, {e.path: partial(streamed.linear, e.path) for e in plan.quantized}
         linears = models.find_linears(loaded.model)
         return loaded, {e.path: partial(_weights_of, linears[e.path]) for e in plan.quantized}
 
@@ -143,12 +147,15 @@ def command(
         _naming_what_is_kept(folder, len(plan.quantized)),
     ):
         team.wait()
-        document, text = _quantize(load, folder, plan, recipe, found, distill_text, shard_size, device, output, team)
+        document, text = _quantize(
+            load, unchanged, folder, plan, recipe, found, distill_text, shard_size, device, output, team
+        )
     output.result(text.replace("OUT", str(out), 1), {"out": str(out), **document})
 
 
 def _quantize(
     load: Callable[[], tuple[LoadedModel, dict[str, WeightSource]]],
+    unchanged: Callable[[LoadedModel], None],
     folder: OutputFolder,
     plan: Plan,
     recipe: Recipe,
@@ -211,6 +218,7 @@ def _quantize(
         skipped={e.path: e.skip_reason for e in plan.skipped},
         max_shard_size=shard_size,
     )
+    unchanged(loaded)  # what is not quantized was copied last
     checkpoint = Checkpoint.open(folder.commit())
     return layer_report.summary(checkpoint, reports, plan, time.monotonic() - began)
 

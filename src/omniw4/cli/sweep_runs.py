@@ -8,7 +8,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,8 @@ class Judge:
         name = candidate.named(stats)
         output.note(f"{name}: quantizing")
         began = time.monotonic()
-        with contextlib.redirect_stdout(io.StringIO()):  # its document; ours has what matters of it
+        # its document is left out, ours has what matters of it
+        with contextlib.redirect_stdout(io.StringIO()), _going_on_by_itself():
             quantize.command(
                 model=self.model,
                 out=checkpoint,
@@ -120,6 +121,16 @@ class Judge:
         from omniw4.calibrate.dataset import dataset_name
 
         return dataset_name(text) if self.prompts is None else self.prompts.name
+
+
+@contextlib.contextmanager
+def _going_on_by_itself() -> Iterator[None]:
+    """A comparison has no --resume, which `omniw4 quantize` names: it always goes on."""
+    try:
+        yield
+    except OmniW4Error as e:
+        e.hint = e.hint.replace("go on with --resume", "go on with the same command")
+        raise
 
 
 def _speed(checkpoint: Path, device: str, output: Output, name: str) -> float | None:

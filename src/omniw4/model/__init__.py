@@ -6,7 +6,7 @@ verbs agree on the full module paths. The *backbone* is the module that holds th
 """
 
 from omniw4.model.files import hash_source, source_hash
-from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load, skeleton, tokenizer
+from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, check_unchanged, load, skeleton, tokenizer
 from omniw4.model.streaming import StreamedModel, offload, resident_bytes, stream
 from omniw4.model.tree import (
     LinearShape,
@@ -26,6 +26,7 @@ __all__ = [
     "block_linears",
     "check_dtype",
     "check_positions",
+    "check_unchanged",
     "find_backbone",
     "find_blocks",
     "find_linears",

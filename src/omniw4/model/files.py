@@ -92,6 +92,18 @@ def hash_source(path: str | Path) -> str:
     return total.hexdigest()
 
 
+def stamp(file: Path) -> tuple[int, int, int]:
+    """What differs when a file was replaced or written to: inode, bytes, time."""
+    stat = file.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def changed(name: str) -> ModelError:
+    """The error for a model of whose weights some are from before a change and some from after it."""
+    hint = "start again with --overwrite when nothing writes into its folder any more"
+    return ModelError(f"{name!r} changed while it was read", hint=hint)
+
+
 def _from_hub(name: str, gguf_file: str | None) -> Path:
     """Folder of a Hub model's files: from the local cache, or downloaded."""
     from huggingface_hub import snapshot_download

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from omniw4.errors import ModelError, UsageError
-from omniw4.model.files import SourceFiles, as_model_error, find_source, hash_source
+from omniw4.model.files import SourceFiles, as_model_error, changed, find_source, hash_source
 from omniw4.model.omnivoice import install_hint
 
 if TYPE_CHECKING:
@@ -84,6 +84,18 @@ def load(
     model = model.to(device).eval()
     tokenizer = load_tokenizer(files, trust_remote_code)
     return LoadedModel(model, tokenizer, str(source), hash_source(files.weights_root), files.folder)
+
+
+def check_unchanged(loaded: LoadedModel, wanted: str, *, gguf_file: str | None = None) -> None:
+    """Refuse a model whose files are no longer those with the hash ``wanted``: what was read may be of two models.
+
+    Raises:
+        ModelError: they changed, or are gone.
+    """
+    named = Path(loaded.source).expanduser().exists()  # a Hub name is not looked up again: it may be another by now
+    source = loaded.source if named else loaded.folder
+    if source is not None and hash_source(find_source(source, gguf_file).weights_root) != wanted:
+        raise changed(Path(loaded.source).name)
 
 
 def check_dtype(dtype: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from omniw4.errors import ModelError
-from omniw4.model.files import find_source, hash_source
+from omniw4.model.files import changed, find_source, hash_source, stamp
 from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load_tokenizer, skeleton
 from omniw4.model.tree import find_backbone, find_blocks
 
@@ -29,6 +29,7 @@ class StreamedModel:
     dtype: torch.dtype | None
     _file_of: dict[str, Path]  # every parameter and stored buffer, tied ones included
     _name_of: dict[str, str]  # its name in the file
+    _stamps: dict[Path, tuple[int, int, int]]  # of each file when it was opened
 
     def read(self, name: str) -> torch.Tensor:
         """One parameter or buffer, in memory of its own.
@@ -42,6 +43,8 @@ class StreamedModel:
         try:
             with safe_open(file, framework="pt") as handle:
                 tensor = handle.get_tensor(stored)
+            if stamp(file) != self._stamps[file]:
+                raise changed(file.name)
         except (SafetensorError, OSError) as e:
             raise ModelError(f"cannot read {stored!r} of {file.name!r}: {e}", hint="copy the model again") from e
         wanted = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
@@ -160,6 +163,7 @@ def resident_bytes(model: nn.Module, dtype: str = "auto") -> int:
 def _open(source: str | Path, model: nn.Module, dtype: torch.dtype | None) -> StreamedModel | None:
     files = find_source(source, None)
     stored = _stored_shapes(files.folder)
+    stamps = {file: stamp(file) for file, _ in stored.values()}
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     file_of, name_of = {}, {}
     for name, tensor in model.state_dict().items():
@@ -168,7 +172,7 @@ def _open(source: str | Path, model: nn.Module, dtype: torch.dtype | None) -> St
             return None
         file_of[name], name_of[name] = stored[found][0], found
     loaded = LoadedModel(model, None, str(source), hash_source(files.weights_root), files.folder)
-    return StreamedModel(loaded, dtype, file_of, name_of)
+    return StreamedModel(loaded, dtype, file_of, name_of, stamps)
 
 
 def _stored_shapes(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:

@@ -58,7 +58,7 @@ def read(text: str) -> Result:
     except OSError as e:
         hint = "save what `omniw4 verify DIR --model MODEL --json` prints"
         raise UsageError(f"cannot read results {str(path)!r}: {e.strerror or e}", hint=hint) from e
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise UsageError(f"results {str(path)!r} are not JSON: {e}", hint="save what a verb prints with --json") from e
     kind = kind_of(document)
     if kind is None:

@@ -25,6 +25,8 @@ def explain_os_errors(what: str, path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into one sentence: ``cannot <what> '<path>': <reason>``."""
     try:
         yield
+    except BrokenPipeError:  # of who reads what is said meanwhile, no matter of the path
+        raise
     except OSError as e:
         hints = {
             errno.ENOSPC: "free some space, or choose a folder on another disk",
@@ -82,6 +84,14 @@ def atomic_write_json(path: str | Path, obj: Any) -> None:
 def json_text(obj: Any) -> str:
     """What :func:`atomic_write_json` writes."""
     return json.dumps(without_nan(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_note(path: Path) -> Any:
+    """What :func:`atomic_write_json` wrote; None where there is no such file, or none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def atomic_copy(source: str | Path, target: str | Path) -> None:

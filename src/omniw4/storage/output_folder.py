@@ -15,7 +15,7 @@ from typing import Any
 
 from omniw4.config import difference
 from omniw4.errors import OutputExistsError, OutputLockedError, ResumeError
-from omniw4.storage.files import TEMP_SUFFIX, atomic_write_json, explain_os_errors, sync_folder, without_nan
+from omniw4.storage.files import TEMP_SUFFIX, atomic_write_json, explain_os_errors, read_note, sync_folder, without_nan
 
 
 class OutputFolder:
@@ -92,7 +92,8 @@ class OutputFolder:
                 atomic_write_json(partial / "fingerprint.json", fingerprint)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    partial.rmdir()  # only when empty
+                    if not _holds_work(partial):
+                        shutil.rmtree(partial)
                 os.close(lock)
                 raise
         return cls(out, partial, lock, overwrite, resumed, marker, resumable)
@@ -212,10 +213,7 @@ def _lock_folder(partial: Path) -> int:
 
 def _verb_of(partial: Path) -> str | None:
     """The verb that an interrupted run was of; None where nothing says so."""
-    try:
-        found = json.loads((partial / "fingerprint.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    found = read_note(partial / "fingerprint.json")
     return found.get("verb") if isinstance(found, dict) else None
 
 
@@ -231,13 +229,12 @@ def _leftover_is_wanted(
             if resumable
             else "give --out another name, or drop that run with --overwrite",
         )
-    try:
-        found = json.loads((partial / "fingerprint.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError) as e:
+    found = read_note(partial / "fingerprint.json")
+    if found is None:
         raise ResumeError(
             f"cannot resume {str(out)!r}: {str(partial)!r} holds files but no readable fingerprint.json",
             hint="start again with --overwrite",
-        ) from e
+        )
     wanted = json.loads(json.dumps(without_nan(fingerprint)))
     if found != wanted:
         changes = "; ".join(difference(found, wanted)) if isinstance(found, dict) else "no fingerprint"
@@ -262,7 +259,7 @@ def _finish_interrupted_commit(out: Path, partial: Path) -> None:
         os.rename(replaced, out)
     if marker.is_file() and out.is_dir():
         identity = out.stat()
-        if json.loads(marker.read_text()) == [identity.st_dev, identity.st_ino]:
+        if read_note(marker) == [identity.st_dev, identity.st_ino]:
             _clear(partial)
 
 

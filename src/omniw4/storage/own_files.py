@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from omniw4.errors import OutputExistsError
-from omniw4.storage.files import atomic_copy, atomic_write, explain_os_errors
+from omniw4.storage.files import atomic_copy, atomic_write, explain_os_errors, read_note
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,5 @@ class OwnFiles:
         return any(fnmatchcase(name, pattern) for pattern in (self.marker, *self.names))
 
     def _is_ours(self, marker: Path) -> bool:
-        try:
-            found = json.loads(marker.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
+        found = read_note(marker)
         return isinstance(found, dict) and self.keys <= found.keys()
