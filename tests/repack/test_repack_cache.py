@@ -286,21 +286,22 @@ def test_what_somebody_else_deleted_meanwhile_is_gone_as_well(
 ) -> None:
     folder = tmp_path / ".omniw4-cache"
     folder.mkdir()
-    old, leftover = folder / f"mma_s4-v0-{HASH[:16]}.safetensors", folder / ".x.omniw4-tmp"
+    old = folder / f"mma_s4-v0-{HASH[:16]}.safetensors"
+    leftovers = [folder / f".{name}.omniw4-tmp" for name in "xy"]
     unlink = Path.unlink
 
     def unlink_twice(self: Path, missing_ok: bool = False) -> None:
         unlink(self)
         unlink(self, missing_ok=missing_ok)
 
-    for file in (old, leftover):
+    for file in (old, *leftovers):
         file.write_bytes(b"x")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", unlink_twice)
         assert [entry.file for entry in cache.delete_stale(tmp_path, HASH)] == [old]
         cache.write(tmp_path, checkpoint, "mma_s4")
     assert not old.exists()
-    assert not leftover.exists()
+    assert not any(leftover.exists() for leftover in leftovers)
 
 
 def test_a_checkpoint_without_a_cache_has_no_entries(tmp_path: Path) -> None:
