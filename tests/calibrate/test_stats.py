@@ -182,6 +182,26 @@ def test_statistics_with_nan_are_refused_when_read(folder: Path) -> None:
         Stats.open(folder).linear(Q)
 
 
+@pytest.mark.parametrize("name", ["hessian", "hessian_normalized", "absmax", "rms"])
+def test_a_flipped_bit_is_refused_when_read(folder: Path, name: str) -> None:
+    from safetensors import safe_open
+
+    path = folder / "stats.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    tensors[f"{Q}.{name}"].view(torch.int32)[1] ^= 1
+    save_file(tensors, path, metadata)
+    with pytest.raises(StatsError, match="q_proj are not what was written"):
+        Stats.open(folder).linear(Q)
+
+
+def test_statistics_of_an_earlier_version_have_no_hash(folder: Path) -> None:
+    wanted = Stats.open(folder).linear(Q)
+    edit(lambda d: [group.pop("sha256") for group in d["groups"].values()])(folder)
+    assert torch.equal(Stats.open(folder).linear(Q).hessian, wanted.hessian)
+
+
 def test_data_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     big = token_set([24])
     big.tokens[0, 0] = 300

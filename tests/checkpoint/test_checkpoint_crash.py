@@ -41,7 +41,10 @@ def test_damaged_layer_is_made_again(tmp_path: Path, loaded: LoadedModel) -> Non
     files[0].write_bytes(files[0].read_bytes()[:-3])
     files[1].write_bytes(b"")
     files[2].rename(tmp_path / "layers" / "other.safetensors")
-    assert len(LayerStore(tmp_path).done()) == len(quantized) - 3
+    flipped = bytearray(files[3].read_bytes())
+    flipped[-1] ^= 1
+    files[3].write_bytes(flipped)
+    assert len(LayerStore(tmp_path).done()) == len(quantized) - 4
     fill_store(tmp_path, loaded)
     assert LayerStore(tmp_path).done() == set(quantized)
 

@@ -21,7 +21,7 @@ import torch
 
 from omniw4.calibrate.walk import Group
 from omniw4.errors import StatsError
-from omniw4.storage import TensorFileWriter, atomic_write_json
+from omniw4.storage import TensorFileWriter, atomic_write_json, sha256_tensors
 from omniw4.tensors import LinearStats
 
 FORMAT_VERSION = 1
@@ -57,15 +57,16 @@ class StatsWriter:
     def put(self, group: Group, stats: LinearStats) -> None:
         if self._file is None:
             raise StatsError("statistics were put before begin() named their groups")
-        for name in _MATRICES:
-            self._file.write(f"{group.name}.{name}", pack_upper(getattr(stats, name)).cpu())
-        for name in _VECTORS:
-            self._file.write(f"{group.name}.{name}", getattr(stats, name).cpu())
+        tensors = {name: pack_upper(getattr(stats, name)).cpu() for name in _MATRICES}
+        tensors |= {name: getattr(stats, name).cpu() for name in _VECTORS}
+        for name, tensor in tensors.items():
+            self._file.write(f"{group.name}.{name}", tensor)
         self._groups[group.name] = {
             "members": list(group.members),
             "in_features": group.in_features,
             "tokens": stats.tokens,
             "excluded": stats.excluded,
+            "sha256": sha256_tensors(tensors.values()),
         }
 
     def __enter__(self) -> StatsWriter:
@@ -148,7 +149,11 @@ class Stats:
             ) from None
 
     def linear(self, path: str) -> LinearStats:
-        """Statistics of one linear, read from disk. Raises StatsError when there are none, or they are not finite."""
+        """Statistics of one linear, read from disk.
+
+        Raises:
+            StatsError: there are none, they are not finite, or not what was written.
+        """
         from safetensors import SafetensorError, safe_open
 
         name = self.group_of(path)
@@ -170,10 +175,15 @@ class Stats:
             if tensors[key].shape != (size,):
                 found = list(tensors[key].shape)
                 raise StatsError(f"{name}.{key} of the statistics has shape {found}, wanted [{size}]")
-        for key in _MATRICES:
-            tensors[key] = unpack_upper(tensors[key], group["in_features"])
         if not all(bool(t.isfinite().all()) for t in tensors.values()):
             raise StatsError(f"the statistics of {path} hold NaN or inf", hint="calibrate again")
+        if group.get("sha256") not in (None, sha256_tensors(tensors.values())):  # those of earlier versions have none
+            raise StatsError(
+                f"{_TENSORS} in {str(self.folder)!r} is damaged: the statistics of {path} are not what was written",
+                hint="copy the folder again, or calibrate again",
+            )
+        for key in _MATRICES:
+            tensors[key] = unpack_upper(tensors[key], group["in_features"])
         return LinearStats(**tensors, tokens=group["tokens"], excluded=group["excluded"])
 
     def check_model(self, model_hash: str, name: str = "") -> None:

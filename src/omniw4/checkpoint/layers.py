@@ -11,7 +11,7 @@ from omniw4.checkpoint import schema
 from omniw4.checkpoint.header import TensorFile, read_header
 from omniw4.checkpoint.reader import check_linear_values, dump_report, parse_report, read_tensor
 from omniw4.errors import CheckpointError, MalformedHeaderError
-from omniw4.storage import TensorFileWriter
+from omniw4.storage import TensorFileWriter, sha256_tensors
 from omniw4.storage.files import without_nan
 from omniw4.tensors import LayerReport, LinearSpec, QuantizedLinear
 
@@ -45,6 +45,7 @@ class LayerStore:
             "spec": json.dumps(linear.spec.to_dict()),
             "report": json.dumps(without_nan(dump_report(report))),
             "seconds": repr(float(report.seconds)),
+            "sha256": sha256_tensors(tensors.values()),
         }
         file = self._file_of(path)
         with TensorFileWriter(file, {f"{path}.{k}": (t.dtype, t.shape) for k, t in tensors.items()}, metadata) as out:
@@ -70,9 +71,7 @@ class LayerStore:
         return self._files[path]
 
     def linear(self, path: str) -> QuantizedLinear:
-        file = self._files[path]
-        parts = {name.rpartition(".")[2]: read_tensor(file, name) for name in file.tensors}
-        return QuantizedLinear(self.spec(path), **parts)
+        return _linear(self.spec(path), self._files[path])
 
     def _file_of(self, path: str) -> Path:
         name = quote(path, safe="")
@@ -91,6 +90,12 @@ class LayerStore:
             schema.check_linear(path, spec, found.tensors)
             if file != self._file_of(path):
                 raise MalformedHeaderError(f"{file.name} holds the layer {path!r}")
+            if found.metadata["sha256"] != sha256_tensors(_linear(spec, found).tensors().values()):
+                raise MalformedHeaderError(f"{file.name} is not what was written")
         except (CheckpointError, KeyError, TypeError, ValueError):
             return
         self._files[path] = found
+
+
+def _linear(spec: LinearSpec, file: TensorFile) -> QuantizedLinear:
+    return QuantizedLinear(spec, **{name.rpartition(".")[2]: read_tensor(file, name) for name in file.tensors})

@@ -10,7 +10,7 @@ by one. Every failing system call becomes a
 from omniw4.storage.files import atomic_copy, atomic_write, atomic_write_json, explain_os_errors, json_text, sha256_file
 from omniw4.storage.output_folder import OutputFolder
 from omniw4.storage.own_files import OwnFiles
-from omniw4.storage.tensor_file import ITEMSIZE, TensorFileWriter, dtype_name, tensor_bytes
+from omniw4.storage.tensor_file import ITEMSIZE, TensorFileWriter, dtype_name, sha256_tensors, tensor_bytes
 
 __all__ = [
     "ITEMSIZE",
@@ -24,5 +24,6 @@ __all__ = [
     "explain_os_errors",
     "json_text",
     "sha256_file",
+    "sha256_tensors",
     "tensor_bytes",
 ]

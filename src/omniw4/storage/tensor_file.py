@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -102,13 +103,10 @@ class TensorFileWriter:
 
     def write(self, name: str, tensor: Any) -> None:
         """Write one torch tensor, of any device and strides, of the dtype and shape in the layout."""
-        import torch
-
         found = (dtype_name(tensor.dtype), tuple(tensor.shape))
         if name in self._layout and found != self._layout[name]:
             raise ValueError(f"{self.path.name}: tensor {name!r} is {found}, the layout says {self._layout[name]}")
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        self.write_bytes(name, [memoryview(flat.view(torch.uint8).numpy())])
+        self.write_bytes(name, [_bytes_of(tensor)])
 
     def write_bytes(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write one tensor from its little-endian, row-major bytes."""
@@ -135,6 +133,22 @@ class TensorFileWriter:
             self._stack.__exit__(type(error), error, None)
             raise error
         self._stack.__exit__(kind, error, trace)
+
+
+def sha256_tensors(tensors: Iterable[Any]) -> str:
+    """Of the bytes of torch tensors as they are stored, one after the other; hexadecimal."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(_bytes_of(tensor))
+    return total.hexdigest()
+
+
+def _bytes_of(tensor: Any) -> memoryview:
+    """Little-endian, row-major, of a torch tensor of any device and strides."""
+    import torch
+
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
