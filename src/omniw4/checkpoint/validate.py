@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,10 +128,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         check_regular(path)
         with path.open("rb") as file:
-            text = file.read(MAX_HEADER_BYTES + 1)
-        if len(text) > MAX_HEADER_BYTES:
-            size = path.stat().st_size
-            raise MalformedJsonError(f"{path.name} holds {size} bytes, more than the allowed {MAX_HEADER_BYTES}")
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_HEADER_BYTES:
+                raise MalformedJsonError(f"{path.name} holds {size} bytes, more than the allowed {MAX_HEADER_BYTES}")
+            text = file.read(size)
         data = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except FileNotFoundError as e:
         hint = "name a folder written by omniw4 quantize"
