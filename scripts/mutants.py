@@ -46,7 +46,11 @@ CACHE = [
     "tests/repack/test_repack_cache.py",
     "tests/repack/test_repack_refusals.py",
 ]
-CHECKPOINT = ["tests/checkpoint/hostile/test_hostile_checkpoints.py", "tests/checkpoint/test_checkpoint_writer.py"]
+CHECKPOINT = [
+    "tests/checkpoint/hostile/test_hostile_checkpoints.py",
+    "tests/checkpoint/hostile/test_missing_files.py",
+    "tests/checkpoint/test_checkpoint_writer.py",
+]
 TESTS = {  # module -> tests that must notice, the quickest first
     "int4.py": ["tests/test_int4.py", "tests/property/test_property_int4.py", "tests/ops/test_quantize_lora_down.py"],
     "checkpoint/validate.py": CHECKPOINT,

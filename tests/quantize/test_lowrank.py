@@ -120,38 +120,27 @@ def spiked(n: int, k: int, rank: int, seed: int = 0) -> torch.Tensor:
     return weights(n, k, seed=seed) * 0.05 + weights(n, rank, seed=seed + 1) @ weights(rank, k, seed=seed + 2)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e25])
 @pytest.mark.parametrize(("n", "k"), [(320, 400), (400, 320)])
-def test_directions_that_stand_out_settle_at_once(n: int, k: int) -> None:
-    residual = spiked(n, k, 16)
+def test_directions_that_stand_out_settle_at_once(n: int, k: int, scale: float) -> None:
+    residual = spiked(n, k, 16).double() * scale
     tall = residual.T if n <= k else residual
-    tall = tall / tall.abs().max()
     found = quick_pairs(tall, 16)
     assert found is not None
     values, vectors = found
-    wanted, _ = eigenpairs(tall.double().T @ tall.double(), 16)
+    wanted, _ = eigenpairs(tall.T @ tall, 16)
     torch.testing.assert_close(values, wanted, rtol=1e-5, atol=0)
     torch.testing.assert_close(vectors.T @ vectors, torch.eye(16, dtype=torch.float64), rtol=0, atol=1e-9)
-    held = float((tall.double() @ vectors).square().sum())
+    held = float((tall @ vectors).square().sum())
     assert held == pytest.approx(float(wanted.sum()), rel=1e-6)
 
 
 def test_a_flat_spectrum_does_not_settle() -> None:
-    flat, sharp = weights(400, 320), spiked(400, 320, 16)
+    flat, sharp = weights(400, 320).double(), spiked(400, 320, 16).double()
     assert quick_pairs(flat, 16) is None
     assert quick_pairs(torch.stack([sharp, flat]), 16) is None, "one of a batch that does not is enough"
-    assert quick_pairs(torch.zeros(400, 320), 16) is not None
-    assert quick_pairs(weights(40, 40), 16) is None, "small ones are decomposed in full"
-
-
-@pytest.mark.parametrize("scale", [1e-7, 1.0, 1e4])
-@pytest.mark.parametrize(("n", "k"), [(320, 400), (400, 320)])
-def test_large_matrices_of_any_size(n: int, k: int, scale: float) -> None:
-    """Iterated in FP32, whatever the entries' size: products of the smallest and the largest stay within its range."""
-    for residual in (spiked(n, k, 16) * scale, weights(n, k, std=scale)):
-        low = svd_lowrank(residual, 16, torch.bfloat16)
-        total = float(residual.double().square().sum())
-        held = total - float((residual - low.product()).double().square().sum())
-        assert held > (total - optimum(residual, 16)) * (1 - 2e-3)
+    assert quick_pairs(torch.zeros(400, 320).double(), 16) is not None
+    assert quick_pairs(weights(40, 40).double(), 16) is None, "small ones are decomposed in full"
 
 
 def test_a_large_matrix_is_not_decomposed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from omniw4.quantize.order import columns_of, permute
 OVERSAMPLING = 16  # vectors iterated besides the R wanted
 ITERATIONS = 24
 QUICK_ITERATIONS = 4
-EXACT_SIZE = 256  # columns of the largest Gram matrix that a CPU decomposes in full: some milliseconds
+EXACT_SIZE = 1536  # columns of the largest Gram matrix that a CPU decomposes in full: some seconds
 SETTLED = 2e-7  # change of the energy held from one iteration to the next, of all energy: FP32's rounding
 
 
@@ -67,11 +67,11 @@ class Whitening:
 def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening: Whitening | None = None) -> LowRank:
     """Truncated singular value decomposition: the optimum of Eckart and Young, in the outputs with a whitening.
 
-    A few iterations of a subspace in FP32 find the leading singular vectors where the others are far smaller, as in
-    every round that starts from the SVD of W. Where that does not settle they are the leading eigenvectors of the
-    smaller Gram matrix: from all of them on a CPU up to :data:`EXACT_SIZE`, exact up to rounding; else by more
-    iterations, where a full decomposition would take many times longer. A whitened matrix keeps FP64 all the way, and
-    so half of its digits in the small singular values. Each factor gets the square root of the singular values, so that
+    A few iterations of a subspace find the leading singular vectors where the others are far smaller, as in every
+    round that starts from the SVD of W. Where that does not settle they are the leading eigenvectors of the smaller
+    Gram matrix in FP64 (which keeps half of FP64's digits of the small singular values, more than FP32 has): from all
+    of them on a CPU up to :data:`EXACT_SIZE`, exact up to rounding; else by more iterations, where a full decomposition
+    of each matrix would take a hundred times longer. Each factor gets the square root of the singular values, so that
     the entries of both lie in the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
 
     Args:
@@ -83,16 +83,19 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening
     """
     n, k = residual.shape[-2:]
     r = residual.double() if whitening is None else whitening.apply(residual)
+    transposed = r.transpose(-1, -2)
     wide = n <= k
-    tall = r.transpose(-1, -2) if wide else r
     kept = min(rank, n, k)
-    values, leading = _leading_pairs(
-        tall, kept, exact=residual.device.type == "cpu" and min(n, k) <= EXACT_SIZE, single=whitening is None
-    )
+    found = quick_pairs(transposed if wide else r, kept) if whitening is None else None
+    if found is None:
+        gram = r @ transposed if wide else transposed @ r
+        exact = residual.device.type == "cpu" and min(n, k) <= EXACT_SIZE
+        found = eigenpairs(gram, kept) if exact else subspace_iteration(gram, kept)
+    values, leading = found
     root = values.clamp(min=0).sqrt().sqrt()[..., None, :]  # √sigma: [..., 1, kept]
     inverse_root = torch.where(root > 0, root.reciprocal(), torch.zeros_like(root))
     mine = leading * root
-    other = (tall @ leading) * inverse_root  # sigma·(other vector)/√sigma
+    other = ((transposed if wide else r) @ leading) * inverse_root  # sigma·(other vector)/√sigma
     up, down = (mine, other) if wide else (other, mine)
     if whitening is not None:
         down = whitening.undo(down)
@@ -105,39 +108,23 @@ def eigenpairs(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     return values[..., -count:].flip(-1), vectors[..., -count:].flip(-1)
 
 
-def _leading_pairs(tall: torch.Tensor, count: int, *, exact: bool, single: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`eigenpairs` of ``tallᵀ·tall``, FP64.
-
-    Args:
-        tall: ``[..., M, n]`` float64.
-        exact: decompose it in full, where a few iterations do not settle.
-        single: iterate in FP32.
-    """
-    largest = tall.abs().amax((-1, -2), keepdim=True)
-    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
-    scaled = (tall / unit).float() if single else tall / unit  # squares stay within FP32's range
-    found = quick_pairs(scaled, count) if single else None
-    if found is None and exact:
-        gram = tall.transpose(-1, -2) @ tall
-        return eigenpairs(gram, count)
-    values, vectors = found or subspace_iteration(scaled.transpose(-1, -2) @ scaled, count)
-    return values * unit[..., 0].square(), vectors
-
-
-def quick_pairs(scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """As :func:`eigenpairs` of ``scaledᵀ·scaled``, by a few iterations that need no Gram matrix; FP64.
+def quick_pairs(tall: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """As :func:`eigenpairs` of ``tallᵀ·tall``, by a few iterations in FP32 that need no Gram matrix.
 
     Returns:
         None where the energy that the vectors hold still grows by more than :data:`SETTLED`, for any of the matrices:
         then the spectrum is too flat for this. And for a matrix so small that this would not be quicker.
 
     Args:
-        scaled: ``[..., M, n]`` float32, entries of at most 1.
+        tall: ``[..., M, n]`` float64.
         count: of pairs, at most n.
     """
-    n, width = scaled.shape[-1], count + OVERSAMPLING
+    n, width = tall.shape[-1], count + OVERSAMPLING
     if n < 4 * width:
         return None
+    largest = tall.abs().amax((-1, -2), keepdim=True)
+    unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+    scaled = (tall / unit).float()  # squares stay within FP32's range
     total = scaled.square().sum((-1, -2), dtype=torch.float64)
     block = _start(n, width, scaled)
     before = None
@@ -147,7 +134,7 @@ def quick_pairs(scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.T
         values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)
         held = values.sum(-1)
         if before is not None and bool((held - before <= SETTLED * total).all()):
-            return values, block @ mixing
+            return values * unit[..., 0].square(), block @ mixing
         before, block = held, block.float()
     return None
 
@@ -160,10 +147,10 @@ def subspace_iteration(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, to
     the two. Starts from a fixed random block, so the same matrix gives the same vectors.
     """
     n = gram.shape[-1]
-    block = orthonormal((gram @ _start(n, min(n, count + OVERSAMPLING), gram)).double())
+    block = orthonormal(gram @ _start(n, min(n, count + OVERSAMPLING), gram))
     for _ in range(ITERATIONS):
-        block = orthonormal((gram @ block.to(gram.dtype)).double())
-    small = block.transpose(-1, -2) @ (gram @ block.to(gram.dtype)).double()
+        block = orthonormal(gram @ block)
+    small = block.transpose(-1, -2) @ (gram @ block)
     values, mixing = eigenpairs((small + small.transpose(-1, -2)) / 2, count)
     return values, block @ mixing
 
