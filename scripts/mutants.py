@@ -48,7 +48,7 @@ CACHE = [
 ]
 CHECKPOINT = [
     "tests/checkpoint/hostile/test_hostile_checkpoints.py",
-    "tests/checkpoint/hostile/test_missing_files.py",
+    "tests/checkpoint/hostile/test_what_is_listed.py",
     "tests/checkpoint/test_checkpoint_writer.py",
 ]
 TESTS = {  # module -> tests that must notice, the quickest first

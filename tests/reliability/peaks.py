@@ -119,7 +119,7 @@ def main() -> None:
     A recipe is a name, or what differs from the default.
 
     In a process that did nothing else before, since each case is a fork of it and begins with its memory. Of three
-    runs the middle peak counts: on a busy machine the allocator may give a freed tensor's pages back late, or have some.
+    runs the middle peak counts: on a busy machine the allocator may give a freed tensor's pages back late.
     """
     from omniw4 import config
 
