@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from omniw4.calibrate.dataset import TokenSet
-from omniw4.calibrate.walk import Group
 from omniw4.model import find_backbone, find_linears
 from omniw4.tensors import LinearStats
 from tiny_models import llama, qwen3
@@ -26,21 +25,6 @@ class OmniVoiceLike(nn.Module):
 
 
 MODELS = {"qwen3": qwen3, "llama-bias": lambda: llama(attention_bias=True, mlp_bias=True), "llm": OmniVoiceLike}
-
-
-class Collected:
-    """A sink that keeps everything in memory."""
-
-    def __init__(self) -> None:
-        self.groups: list[Group] = []
-        self.stats: dict[str, LinearStats] = {}
-
-    def begin(self, groups: list[Group]) -> None:
-        self.groups = groups
-
-    def put(self, group: Group, stats: LinearStats) -> None:
-        assert group in self.groups
-        self.stats.update(dict.fromkeys(group.members, stats))
 
 
 def make_tokenizer(*, bos: bool = False, adds_bos: bool = False) -> PreTrainedTokenizerFast:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from calibration_models import MODELS, Collected, assert_same, naive_statistics, token_set
+from calibration_models import MODELS, assert_same, naive_statistics, token_set
 from torch import nn
 
+from collected import Collected
 from omniw4.calibrate.accumulate import Accumulator
 from omniw4.calibrate.capture import capture
 from omniw4.calibrate.dataset import TokenSet

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from calibration_models import Collected, OmniVoiceLike, assert_same, naive_statistics
+from calibration_models import OmniVoiceLike, assert_same, naive_statistics
 from safetensors.torch import save_file
 
+from collected import Collected
 from omniw4.calibrate.capture import capture
 from omniw4.calibrate.sources import read_hidden
 from omniw4.errors import DatasetError, NonFiniteError

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from calibration_models import MODELS, Collected, make_tokenizer, token_set
+from calibration_models import MODELS, make_tokenizer, token_set
 from safetensors.torch import load_file, save_file
 
+from collected import Collected
 from omniw4.calibrate import Stats, calibrate, fingerprint
 from omniw4.calibrate.capture import capture
 from omniw4.calibrate.sources import HiddenSource, TokenSource

@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from collected import Collected
 from omniw4 import int4
 from omniw4 import model as models
 from omniw4.calibrate import capture
 from omniw4.calibrate.dataset import TokenSet
 from omniw4.calibrate.sources import TokenSource
-from omniw4.calibrate.walk import Group
 from omniw4.checkpoint import Checkpoint
 from omniw4.errors import ModelError
 from omniw4.hadamard import hadamard64
 from omniw4.runtime.stand_in import stand_in, stand_in_by_block
 from omniw4.runtime.swap import swap
-from omniw4.tensors import LinearSpec, LinearStats, QuantizedLinear
+from omniw4.tensors import LinearSpec, QuantizedLinear
 from problems import assert_same, make_linear, relative_error
 from tiny_models import MODELS, quantize_blocks, write_checkpoint
 
@@ -29,20 +29,6 @@ IDS = torch.arange(72).reshape(3, 24) * 7 % 300
 DATA = TokenSet(IDS, torch.ones_like(IDS, dtype=torch.bool), {})
 INT4 = LinearSpec(smooth=True, act_clip=0.95)
 OVERRIDES = {"up_proj": LinearSpec(act_bits=8, rank=0), "o_proj": LinearSpec(act_bits=16, rotation="none")}
-
-
-class Collected:
-    """A sink that keeps everything."""
-
-    def __init__(self) -> None:
-        self.groups: list[Group] = []
-        self.stats: dict[str, LinearStats] = {}
-
-    def begin(self, groups: list[Group]) -> None:
-        self.groups = groups
-
-    def put(self, group: Group, stats: LinearStats) -> None:
-        self.stats.update(dict.fromkeys(group.members, stats))
 
 
 def captured(model: nn.Module, **options: Any) -> Collected:
