@@ -7,6 +7,7 @@
 #include "../omniw4.h"
 #include "qknorm_rope.cuh"
 #include "scalar.cuh"
+#include "swiglu.cuh"
 
 namespace omniw4::epilogue {
 
@@ -47,10 +48,7 @@ struct Swiglu {
         if (!inside) return;
         float h[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float silu = __fdiv_rn(v[2 * j], __fadd_rn(1.0f, expf(-v[2 * j])));
-            h[j] = __fmul_rn(silu, v[2 * j + 1]);
-        }
+        for (int j = 0; j < 4; ++j) h[j] = swiglu(v[2 * j], v[2 * j + 1]);
         T* y = static_cast<T*>(p.y) + row * (p.out_features / 2) + column / 2;
         *reinterpret_cast<uint2*>(y) = make_uint2(Scalar<T>::pack(h[0], h[1]), Scalar<T>::pack(h[2], h[3]));
     }

@@ -5,33 +5,17 @@
 // tokens 4t, 4t + 1 in those columns of the first and 4t + 2, 4t + 3 in those of the second.
 #pragma once
 
-#include "../common/epilogue.cuh"
+#include "../common/qknorm_rope.cuh"
+#include "../common/swiglu.cuh"
 #include "../ptx/bar_sync.cuh"
 #include "../ptx/fence_proxy.cuh"
 #include "../ptx/ldmatrix.cuh"
 #include "../ptx/mma_f16.cuh"
-#include "../ptx/rcp_approx.cuh"
 #include "../ptx/shared_memory.cuh"
 #include "../ptx/stmatrix.cuh"
 #include "integer_pipeline_sm90a.cuh"
 
 namespace omniw4::gemm::sm90a::integer {
-
-// silu(gate) * up, as epilogue::Swiglu has it. A division takes a branch for what its short form cannot do, and so each
-// would wait for the one before: `kOrdinary` says that gate is between kLeastGate and kMostGate, where that form gives
-// the correctly rounded quotient, but for the sign of a zero.
-constexpr float kLeastGate = -85.0f, kMostGate = 0x1p100f;
-
-template <bool kOrdinary>
-__device__ __forceinline__ float gated(float gate, float up) {
-    const float divisor = __fadd_rn(1.0f, expf(-gate));
-    if constexpr (!kOrdinary) return __fmul_rn(__fdiv_rn(gate, divisor), up);
-    float inverse = ptx::rcp_approx(divisor);
-    inverse = __fmaf_rn(inverse, __fmaf_rn(-divisor, inverse, 1.0f), inverse);
-    const float quotient = __fmul_rn(gate, inverse);
-    const float silu = __fmaf_rn(inverse, __fmaf_rn(-divisor, quotient, gate), quotient);
-    return __fmul_rn(copysignf(silu, gate), up);
-}
 
 // One warpgroup's part of one tile.
 template <class T, class Tile>
@@ -173,11 +157,11 @@ struct Output {
                 copy_gated();
                 break;
             case Epilogue::kQkNormRope:
-                if (has_units()) store(acc);
-                if (!last_tile) ptx::fence_proxy_async();  // copies write these stages next
-                ptx::bar_sync(kEveryone, kConsumers);
-                if (p.heads.head_dim == 64) copy_heads<64>();
-                if (p.heads.head_dim == 128) copy_heads<128>();
+                if (p.heads.head_dim == 64) {
+                    store_heads<64>(acc, last_tile);
+                } else {
+                    store_heads<128>(acc, last_tile);
+                }
                 break;
             case Epilogue::kResidual: add_residual(acc); [[fallthrough]];
             default:
@@ -343,28 +327,6 @@ struct Output {
 
     // Rows g and g + 1, g even, are gate and up of a feature: lanes that are neighbours in g share two tokens out.
     __device__ __forceinline__ void store_gated(const Accumulators& acc) const {
-        const int left = tokens_left() - t() * 4;  // of tokens that are not there, anything may have come
-        float least = 0.0f, most = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4 * kUnits; ++i) {
-            const int unit = first_unit() + i / 4;
-            if (unit / 2 * 16 + unit % 2 * 2 + i % 2 >= left) continue;
-#pragma unroll
-            for (int r = 0; r < kRowBlocks; ++r) {
-                least = fminf(least, acc[r][i]);
-                most = fmaxf(most, acc[r][i]);
-            }
-        }
-        const bool ordinary = g() % 2 == 1 || (least >= kLeastGate && most <= kMostGate);  // odd rows are up
-        if (__all_sync(0xffffffffu, ordinary)) {
-            store_gated<true>(acc);
-        } else {
-            store_gated<false>(acc);
-        }
-    }
-
-    template <bool kOrdinary>
-    __device__ __forceinline__ void store_gated(const Accumulators& acc) const {
         const bool odd = g() % 2 == 1;
 #pragma unroll
         for (int i = 0; i < kUnits; ++i) {
@@ -377,7 +339,7 @@ struct Output {
                 for (int high = 0; high < 2; ++high) {
                     const float first = acc[r][4 * i + 2 * high], second = acc[r][4 * i + 2 * high + 1];
                     const float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 4);
-                    const float value = gated<kOrdinary>(odd ? other : first, odd ? second : other);
+                    const float value = swiglu(odd ? other : first, odd ? second : other);
                     ptx::st_shared_b16(row + (feature + high * 4) * 2, Scalar<T>::pack(value, 0.0f));
                 }
             }
@@ -410,41 +372,59 @@ struct Output {
     }
 
     // Heads of query and key go through norm and rotation, the op's own, which start from what the op would read. A lane
-    // has the same columns of every kStep-th token.
+    // has the same columns of every kStep-th token. A token's position and then its cosines and sines come from global
+    // memory: both are asked for a batch of tokens ahead.
     template <int kHeadDim>
-    __device__ __forceinline__ void copy_heads() const {
+    __device__ __forceinline__ void store_heads(const Accumulators& acc, bool last_tile) const {
         if constexpr (Tile::kFeatures % kHeadDim == 0) {
             constexpr int kLanes = kHeadDim / 8, kHeads = Tile::kFeatures / kHeadDim;
             constexpr int kItems = kConsumers / kLanes, kStep = kItems / kHeads;  // heads that are taken at once
-            constexpr int kBatch = Tile::kConsumerRegisters < 200 ? 2 : 4;        // cosines and sines take registers
+            constexpr int kBatch = Tile::kConsumerRegisters < 150 ? 1 : 2;        // cosines and sines take registers
+            constexpr int kBatchTokens = kBatch * kStep;
             static_assert(kItems % kHeads == 0);
             const int item = thread / kLanes, i = thread % kLanes, token = item / kHeads, left = tokens_left();
             const int column = tile_feature + item % kHeads * kHeadDim + i * 8, head = column / kHeadDim;
             const int rotated_heads = p.heads.q_heads + p.heads.kv_heads;
-            if (tile_feature / kHeadDim >= rotated_heads) return copy();
+            const bool any_rotated = tile_feature / kHeadDim < rotated_heads;
+            const auto there = [&](int first, int j) { return first + j * kStep + token < left; };
+            const int64_t* positions = p.heads.positions + first_token + token;
+            int64_t position[kBatch];
+            Rotation ahead[kBatch];
+            const auto ask_positions = [&](int first) {
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) position[j] = there(first, j) ? positions[first + j * kStep] : 0;
+            };
+            const auto ask_rotations = [&] {
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) ahead[j].template load<kHeadDim>(p.heads, position[j]);
+            };
             const void* weights = head < p.heads.q_heads ? p.heads.q_weight : p.heads.k_weight;
             const bool normed = weights != nullptr;
+            if (has_units()) store(acc);
+            if (any_rotated) ask_positions(0);         // not before: sums take the registers
+            if (!last_tile) ptx::fence_proxy_async();  // copies write these stages next
+            ptx::bar_sync(kEveryone, kConsumers);
+            if (!any_rotated) return copy();
             uint4 weight = make_uint4(0, 0, 0, 0);
             if (normed) weight = static_cast<const uint4*>(weights)[i];
+            ask_rotations();
+            if (kBatchTokens < Tile::kTokens) ask_positions(kBatchTokens);
             T* y = static_cast<T*>(p.y) + (first_token + token) * p.out_features + column;
-            const int64_t* positions = p.heads.positions + first_token + token;
 #pragma unroll 1
-            for (int first = 0; first < Tile::kTokens; first += kBatch * kStep) {
+            for (int first = 0; first < Tile::kTokens; first += kBatchTokens) {
                 Rotation rotation[kBatch];
                 uint4 x[kBatch];
                 float squares[kBatch];
-                const auto there = [&](int j) { return first + j * kStep + token < left; };
 #pragma unroll
-                for (int j = 0; j < kBatch; ++j) {
-                    rotation[j].position = 0;
-                    if (there(j)) rotation[j].position = positions[first + j * kStep];
+                for (int j = 0; j < kBatch; ++j) rotation[j] = ahead[j];
+                if (first + kBatchTokens < Tile::kTokens) {
+                    ask_rotations();
+                    ask_positions(first + 2 * kBatchTokens);
                 }
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) rotation[j].template load<kHeadDim>(p.heads);
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
                     uint32_t word[4];
-                    const uint32_t row = token_address(there(j) ? first + j * kStep + token : 0);
+                    const uint32_t row = token_address(there(first, j) ? first + j * kStep + token : 0);
                     ptx::ld_shared_v4_b32(word, row + (column - tile_feature) * 2);
                     x[j] = make_uint4(word[0], word[1], word[2], word[3]);
                     squares[j] = head_squares<T>(x[j], kLanes);
@@ -461,7 +441,7 @@ struct Output {
                     uint4 result = x[j];
                     if (normed) result = norm_head<T>(result, inv_rms, weight);
                     result = rotate_head<T>(rotation[j], result, kLanes);
-                    if (there(j) && column < p.out_features) {
+                    if (there(first, j) && column < p.out_features) {
                         *reinterpret_cast<uint4*>(y) = head < rotated_heads ? result : x[j];
                     }
                     y += kStep * p.out_features;

@@ -1,6 +1,7 @@
 // swiglu: silu(gate) * up (+ FP8 codes per row), gate and up side by side in a row.
 #include "../common/launch.h"
 #include "../common/row.cuh"
+#include "../common/swiglu.cuh"
 #include "../ptx/pdl.cuh"
 
 namespace omniw4 {
@@ -17,11 +18,7 @@ __global__ void __launch_bounds__(kMaxRowThreads) swiglu_kernel(SwigluParams p) 
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            // Fast forms: what they miss is far below a rounding to T, and exact ones would take longer than the memory.
-            const float silu = __fdividef(v[i][j], __fadd_rn(1.0f, __expf(-v[i][j])));
-            v[i][j] = round_to<T>(__fmul_rn(silu, up[i][j]));
-        }
+        for (int j = 0; j < 8; ++j) v[i][j] = round_to<T>(swiglu(v[i][j], up[i][j]));
     }
     if constexpr (kFp8) {
         store_row_fp8<kVectors>(p.y, p.scales, row, p.cols, v);

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ..capture import capture
+
 WARMUP = 3
 REPETITIONS = 20
 
@@ -94,7 +96,7 @@ def _measure_cuda(calls: Sequence[Callable[[], Any]], device: torch.device, warm
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capture(graph):
             for call in calls:
                 call()
         for _ in range(warmup):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..capture import capture
+
 if TYPE_CHECKING:
     from omniw4.distill.trainer import Example
 
@@ -50,7 +52,7 @@ class GraphedLoss:
                     self._run(loss)
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with capture(self._graph):
                 self._result = self._run(loss)
         finally:  # also where it cannot be captured: what warming up has added is no gradient of the step
             for parameter, before in zip(self._parameters, kept, strict=True):

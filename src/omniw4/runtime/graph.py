@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..capture import capture
+
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 OnProgress = Callable[[int, int, str], None]
 
@@ -139,7 +141,7 @@ class GraphBuckets:
                 torch.cuda.empty_cache()  # capturing does it too, and would hide by how much the pool grew
                 started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                with capture(graph, pool=pool, capture_error_mode="thread_local"):
                     self._outputs[size] = self._call(size)
                 torch.cuda.synchronize(device)
                 self._graphs[size] = graph

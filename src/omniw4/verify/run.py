@@ -267,8 +267,8 @@ def _share_untouched(reference: nn.Module, quantized: nn.Module, paths: set[str]
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    return {name: tensor for group in named for name, tensor in group}
+    """What the files of a model hold. Other buffers, such as the frequencies of RoPE, are made where it is loaded."""
+    return dict(model.state_dict(keep_vars=True))
 
 
 def _finish(result: VerifyResult, device: str) -> VerifyResult:

@@ -19,6 +19,8 @@ import torch
 from omniw4.runtime.omnivoice.packing import Packing, Size, needed, pack
 from omniw4.runtime.omnivoice.step import DecodeState, Parts, Sampling, decode_step, decode_step_free
 
+from ...capture import capture
+
 BUCKETS = (  # fine, since a graph takes a twentieth of a second and a step as long as its bucket
     *range(128, 768, 64), *range(768, 1024, 128), *range(1024, 2048, 256), *range(2048, 6144 + 1, 512),
 )  # fmt: skip
@@ -199,6 +201,6 @@ def _captured_step(state: DecodeState, parts: Parts, pool: Any, *, warm: bool) -
     torch.cuda.synchronize()
     state.step.zero_()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with capture(graph, pool=pool):
         decode_step(state, parts)
     return graph
