@@ -339,10 +339,10 @@ py::list kernels() {
     return list;
 }
 
-std::vector<std::tuple<int, int, int, int>> integer_tiles() {
-    std::vector<std::tuple<int, int, int, int>> list;
+std::vector<std::tuple<int, int, int, int, int>> integer_tiles() {
+    std::vector<std::tuple<int, int, int, int, int>> list;
     for (const auto& tile : gemm::sm90a::integer::kCosts) {
-        list.emplace_back(tile.features, tile.tokens, tile.blocks, tile.splits);
+        list.emplace_back(tile.features, tile.tokens, tile.blocks, tile.splits, tile.cluster);
     }
     return list;
 }
@@ -433,7 +433,7 @@ PYBIND11_MODULE(w4a4ops, m) {
           arg("segment_ends") = std::vector<int>{}, arg("weights_ready") = false);
     m.def("integer_tiles", &integer_tiles,
           "Tiles of the wgmma_s8 GEMM with integer scales, in the order of their numbers from 1 on: (features, tokens, "
-          "blocks).");
+          "blocks, splits, cluster).");
     m.def("integer_tile", &integer_tile, py::kw_only(), arg("rows"), arg("out_features"), arg("in_features"),
           arg("multiprocessors"), arg("head_dim") = 0, "The number of the tile that suits a shape.");
     m.def("attention_varlen", &attention_varlen, py::kw_only(), arg("qkv"), arg("cu_seqlens"), arg("out"), arg("rows"),

@@ -38,20 +38,29 @@ class Tile:
     tokens: int
     blocks: int
     splits: int
+    cluster: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.features}x{self.tokens}" + (f"x{self.splits}" if self.splits > 1 else "")
+        splits, cluster = f"x{self.splits}" * (self.splits > 1), f"c{self.cluster}" * (self.cluster > 1)
+        return f"{self.features}x{self.tokens}{splits}{cluster}"
 
     def waves(self, m: int, n: int, multiprocessors: int) -> tuple[int, float | None]:
-        """Whole waves of blocks, and how crowded multiprocessors are in the one that is left, from 0 to 1, if any."""
+        """Whole waves of blocks or clusters, and how crowded multiprocessors are in the one that is left, from 0 to 1,
+        if any."""
         tiles = -(-m // self.tokens) * -(-(-(-n // 128) * 128) // self.features)
-        whole, rest = divmod(tiles, multiprocessors * self.blocks)
+        slots = multiprocessors * self.blocks // self.cluster
+        whole, rest = divmod(tiles, slots)
         if rest == 0:
             return whole, None
         if self.blocks == 1:
-            return whole, rest / multiprocessors
-        return whole, (-(-rest // multiprocessors) - 1) / (self.blocks - 1)
+            return whole, rest / slots
+        return whole, (-(-rest * self.cluster // multiprocessors) - 1) / (self.blocks - 1)
+
+    def stages(self, k: int) -> int:
+        """Stages of 128 columns that a block multiplies."""
+        stages = -(-k // 128)
+        return -(-stages // self.cluster)
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class Cost:
 
     def time(self, tile: Tile, m: int, n: int, k: int, multiprocessors: int) -> float:
         whole, crowd = tile.waves(m, n, multiprocessors)
-        stages = -(-k // 128)
+        stages = tile.stages(k)
         time = whole * (self.wave + stages * self.stage)
         if crowd is not None:
             time += self.wave + stages * (self.stage_alone + (self.stage - self.stage_alone) * crowd)
@@ -85,7 +94,7 @@ def fit(tile: Tile, samples: list[Sample], multiprocessors: int) -> Cost:
     rows, ones = [], []
     for s in samples:
         whole, crowd = tile.waves(s.m, s.n, multiprocessors)
-        stages, last = -(-s.k // 128), 0 if crowd is None else 1
+        stages, last = tile.stages(s.k), 0 if crowd is None else 1
         full = whole + (crowd or 0.0)
         rows.append([(whole + last) / s.us, stages * full / s.us, stages * (whole + last - full) / s.us])
         ones.append(1.0)
@@ -163,7 +172,7 @@ def measure(repetitions: int) -> dict[str, object]:
             best = min(near, key=lambda t: times[t.number])
             shown = " ".join(f"{t.name}:{times[t.number]:.1f}" for t in near)
             tops = 2 * m * n * k / times[best.number] * 1e-6
-            print(f"{m:5d} {n:6d} {k:6d}  {best.features}x{best.tokens} {tops:5.0f} TOPS  {shown}", flush=True)
+            print(f"{m:5d} {n:6d} {k:6d}  {best.name} {tops:5.0f} TOPS  {shown}", flush=True)
     return {
         "gpu": torch.cuda.get_device_name(device),
         "multiprocessors": multiprocessors,
@@ -193,7 +202,7 @@ def regret(tiles: list[Tile], costs: dict[int, Cost], samples: list[Sample], mul
 
 def header(tiles: list[Tile], costs: dict[int, Cost], origin: str) -> str:
     rows = "\n".join(
-        f"    {{TileChoice::k{t.name}, {t.features}, {t.tokens}, {t.blocks}, {t.splits}, "
+        f"    {{TileChoice::k{t.name}, {t.features}, {t.tokens}, {t.blocks}, {t.splits}, {t.cluster}, "
         f"{costs[t.number].wave:.3f}, {costs[t.number].stage:.4f}, {costs[t.number].stage_alone:.4f}}},"
         for t in tiles
     )
@@ -207,7 +216,7 @@ namespace omniw4::gemm::sm90a::integer {{
 // Microseconds: of a wave of blocks whatever K, of a stage with all multiprocessors at work, of a stage with few.
 struct TileCost {{
     TileChoice choice;
-    int features, tokens, blocks, splits;
+    int features, tokens, blocks, splits, cluster;
     double wave, stage, stage_alone;
 }};
 // clang-format off

@@ -8,19 +8,25 @@
 
 namespace omniw4::gemm::sm90a::integer {
 
-// Estimated time in microseconds. Blocks come in waves of as many as fit the multiprocessors; a stage of 128 columns
-// takes longer the more of them are at work, since they share L2 and what lies behind it.
+// Tiles that are computed at a time; 0 where the blocks of a cluster do not fit together.
+constexpr int64_t slots_of(const TileCost& tile, int multiprocessors) {
+    return static_cast<int64_t>(multiprocessors) * tile.blocks / tile.cluster;
+}
+
+// Estimated time in microseconds. Blocks, or clusters, come in waves of as many as fit the multiprocessors; a stage of 128
+// columns takes longer the more of them are at work, since they share L2 and what lies behind it. Blocks of a cluster
+// share out the stages.
 constexpr double estimate(const TileCost& tile, int64_t rows, int64_t padded_features, int columns,
                           int multiprocessors) {
     const int64_t tiles =
         ((rows + tile.tokens - 1) / tile.tokens) * ((padded_features + tile.features - 1) / tile.features);
-    const int64_t slots = static_cast<int64_t>(multiprocessors) * tile.blocks;
-    const int64_t whole = tiles / slots, rest = tiles % slots;
-    const double stages = (columns + 127) / 128;
+    const int64_t slots = slots_of(tile, multiprocessors), whole = tiles / slots, rest = tiles % slots;
+    const double stages = ((columns + 127) / 128 + tile.cluster - 1) / tile.cluster;
     double time = static_cast<double>(whole) * (tile.wave + stages * tile.stage);
     if (rest > 0) {
-        const double crowd = tile.blocks == 1 ? static_cast<double>(rest) / multiprocessors
-                                              : static_cast<double>((rest - 1) / multiprocessors) / (tile.blocks - 1);
+        const int64_t last = rest * tile.cluster - 1;  // block
+        const double crowd = tile.blocks == 1 ? static_cast<double>(rest) / slots
+                                              : static_cast<double>(last / multiprocessors) / (tile.blocks - 1);
         time += tile.wave + stages * (tile.stage_alone + (tile.stage - tile.stage_alone) * crowd);
     }
     return time;
@@ -33,6 +39,7 @@ constexpr TileChoice choose_tile(int64_t rows, int64_t padded_features, int colu
     double least = 0.0;
     for (const TileCost& tile : kCosts) {
         if (head_dim > 0 && tile.features % head_dim != 0) continue;
+        if (slots_of(tile, multiprocessors) == 0) continue;
         const double time = estimate(tile, rows, padded_features, columns, multiprocessors);
         if (best == TileChoice::kAuto || time < least) {
             best = tile.choice;

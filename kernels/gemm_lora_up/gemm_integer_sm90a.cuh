@@ -4,7 +4,7 @@
 //
 // Two to four threads copy (integer_producer_sm90a.cuh), up to four warpgroups multiply (integer_consumer_sm90a.cuh) and
 // store (integer_output_sm90a.cuh); blocks stay and take tile after tile, so that copies for the next run while this one
-// is stored.
+// is stored. Or the blocks of a cluster share out the K of one tile, where there are too few of them to go round.
 //
 // docs/mma-layouts.md draws the operands; docs/hopper.md says what was measured on the way here.
 #pragma once
@@ -33,9 +33,22 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
             ptx::mbarrier_init(ring.full(i), Tile::kProducers);
             ptx::mbarrier_init(ring.empty(i), Tile::kWarpgroups * 4);
         }
+        if constexpr (Tile::kClusters) {
+#pragma unroll
+            for (int i = 0; i < Tile::kWarpgroups; ++i) ptx::mbarrier_init(ring.part_barrier(i), 1);
+        }
         ptx::mbarrier_init_fence();
+        if constexpr (Tile::kClusters) {
+            const Problem<Tile> problem{p};
+#pragma unroll
+            for (int i = 0; i < Tile::kWarpgroups; ++i) {  // those that finish tokens get sums from other blocks
+                const bool receives = problem.finishes() && i % Tile::kSplits < Plan::kReceivers;
+                ptx::mbarrier_arrive_expect(ring.part_barrier(i), receives ? Plan::kPartBytes : 0);
+            }
+        }
     }
     __syncthreads();
+    if constexpr (Tile::kClusters) ptx::cluster_arrive_relaxed();
     if (threadIdx.x >= Tile::kWarpgroups * 128) {
         ptx::setmaxnreg_decrease<Tile::kProducerRegisters>();
         const int warp = threadIdx.x / kWarp - Tile::kWarpgroups * 4, lane = threadIdx.x % kWarp;
@@ -49,6 +62,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
             if (ptx::elect_one()) producer.run_weights(warp - 1);
         } else if (warp == Tile::kProducers) {
             producer.prefetch(0, 1, lane);
+        }
+        if constexpr (Tile::kClusters) {
+            __syncwarp();
+            ptx::cluster_wait();  // who has arrived there waits there
         }
     } else {
         ptx::setmaxnreg_increase<Tile::kConsumerRegisters>();
@@ -67,8 +84,10 @@ Status launch_tile(const GemmLoraUpParams& p, int multiprocessors, cudaStream_t 
     const int64_t tiles = ceil_div(p.rows, Tile::kTokens) * ceil_div(features, Tile::kFeatures);
     if (tiles > INT32_MAX) return Status::kBadShape;  // blocks count them in an int
     const int64_t slots = static_cast<int64_t>(multiprocessors) * Tile::kBlocks;
-    const dim3 grid(static_cast<unsigned>(tiles < slots ? tiles : slots));
-    return launch_early(kernel, grid, Tile::kThreads, bytes, stream, p);
+    const int64_t blocks = Tile::kClusters ? tiles * Tile::kCluster : tiles < slots ? tiles : slots;
+    if (blocks > INT32_MAX) return Status::kBadShape;
+    return launch_early_clusters(kernel, dim3(static_cast<unsigned>(blocks)), Tile::kCluster, Tile::kThreads, bytes,
+                                 stream, p);
 }
 
 template <class T, class Tile>

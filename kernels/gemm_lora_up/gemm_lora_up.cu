@@ -19,8 +19,9 @@ using Launcher = Status(const GemmLoraUpParams& p, cudaStream_t stream);
 [[gnu::weak]] Launcher launch_a8_plain_sm90a, launch_a8_residual_sm90a, launch_a8_swiglu_sm90a;
 using IntegerLauncher = Status(const GemmLoraUpParams& p, sm90a::integer::TileChoice tile, int multiprocessors,
                                cudaStream_t stream);
-[[gnu::weak]] IntegerLauncher launch_integer_half_low_sm90a, launch_integer_half_high_sm90a;
-[[gnu::weak]] IntegerLauncher launch_integer_bfloat16_low_sm90a, launch_integer_bfloat16_high_sm90a;
+[[gnu::weak]] IntegerLauncher launch_integer_half_low_sm90a, launch_integer_bfloat16_low_sm90a;
+[[gnu::weak]] IntegerLauncher launch_integer_half_high_sm90a, launch_integer_bfloat16_high_sm90a;
+[[gnu::weak]] IntegerLauncher launch_integer_half_cluster_sm90a, launch_integer_bfloat16_cluster_sm90a;
 }  // namespace gemm
 
 namespace {
@@ -81,11 +82,17 @@ Status launch_integer(const GemmLoraUpParams& p, cudaStream_t stream) {
     const int head_dim = p.epilogue == Epilogue::kQkNormRope ? p.heads.head_dim : 0;
     const TileChoice tile = p.tile != 0 ? static_cast<TileChoice>(p.tile)
                                         : choose_tile(p.rows, features, p.in_features, multiprocessors, head_dim);
-    if (head_dim > 0 && kCosts[static_cast<int>(tile) - 1].features % head_dim != 0) return Status::kUnsupported;
-    const bool half = p.dtype == DType::kFloat16, low = static_cast<int>(tile) <= static_cast<int>(TileChoice::k64x96);
-    gemm::IntegerLauncher* const launcher =
-        half ? (low ? gemm::launch_integer_half_low_sm90a : gemm::launch_integer_half_high_sm90a)
-             : (low ? gemm::launch_integer_bfloat16_low_sm90a : gemm::launch_integer_bfloat16_high_sm90a);
+    const TileCost& cost = kCosts[static_cast<int>(tile) - 1];
+    if (head_dim > 0 && cost.features % head_dim != 0) return Status::kUnsupported;
+    const bool half = p.dtype == DType::kFloat16;
+    gemm::IntegerLauncher* launcher = nullptr;
+    if (cost.cluster > 1) {
+        launcher = half ? gemm::launch_integer_half_cluster_sm90a : gemm::launch_integer_bfloat16_cluster_sm90a;
+    } else if (cost.features == 64) {
+        launcher = half ? gemm::launch_integer_half_low_sm90a : gemm::launch_integer_bfloat16_low_sm90a;
+    } else {
+        launcher = half ? gemm::launch_integer_half_high_sm90a : gemm::launch_integer_bfloat16_high_sm90a;
+    }
     return launcher != nullptr ? launcher(p, tile, multiprocessors, stream) : Status::kUnsupported;
 }
 

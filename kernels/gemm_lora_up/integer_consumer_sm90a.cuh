@@ -1,5 +1,5 @@
 // A consumer warpgroup of the GEMM with integer group scales: 64 features (or 128) of the tile by all its tokens, and
-// every kSplits-th stage of K.
+// every kSplits-th of the block's stages of K.
 //
 // The small integer of a group is multiplied into the weights while they widen, so the sums stay int32 over all of K:
 // nothing is scaled before the end, and nothing depends on the order of K. One stage's products are under way while the
@@ -24,7 +24,8 @@ struct Consumer {
     using Output = integer::Output<T, Tile>;
     static constexpr int kRowBlocks = Tile::kRowBlocks, kSplits = Tile::kSplits, kUnit = Tile::kUnit;
     using Sums = int32_t[kRowBlocks][Tile::kTokens / 2];
-    using Weights = uint32_t[kRowBlocks][kUnit][2][4];  // [row block][group][k32 step]: operand A
+    using SharedSums = int32_t[kRowBlocks][4 * Plan::kSharedUnits];  // of the units that a split adds up
+    using Weights = uint32_t[kRowBlocks][kUnit][2][4];               // [row block][group][k32 step]: operand A
 
     const GemmLoraUpParams& p;
     const Problem<Tile> problem;
@@ -104,10 +105,10 @@ struct Consumer {
         const int stages = problem.stages();
         int left = (stages - split() + kSplits - 1) / kSplits;  // of this warpgroup's
         const bool last_is_empty = kSplits > 1 && left < problem.rounds();
-        if constexpr (kSplits > 1) {
+        if constexpr (kSplits > 1 || Tile::kClusters) {
             if (left <= 0) {
                 before_last();
-                release(ring.next_full(split()));
+                if (!Tile::kClusters || last_is_empty) release(ring.next_full(split()));
                 return;
             }
         }
@@ -149,8 +150,9 @@ struct Consumer {
         if (last_is_empty) release(ring.next_full(split()));
     }
 
-    // Of the sums over all of K, exact in any order, each split keeps those of its units.
-    __device__ __forceinline__ void share(const Sums& sums, typename Output::Sums& mine) const {
+    // Of the sums over the block's part of K, exact in any order, each split keeps those of its units: of every block
+    // that finishes tokens, as many.
+    __device__ __forceinline__ void share(const Sums& sums, SharedSums& mine) const {
         if constexpr (kSplits == 1) {
 #pragma unroll
             for (int r = 0; r < kRowBlocks; ++r) {
@@ -159,7 +161,7 @@ struct Consumer {
             }
         } else {
             static_assert(kRowBlocks == 1);
-            constexpr int kUnits = Plan::kUnits;
+            constexpr int kUnits = Plan::kSharedUnits;
             const uint32_t groups = ring.base + Plan::kSums + row_group() * Plan::kReceivers * Plan::kSumBytes;
             const auto place = [&](int receiver, int turn, int unit) {
                 return groups + receiver * Plan::kSumBytes + (turn * kUnits + unit) * Plan::kUnitBytes + thread() * 16;
@@ -169,7 +171,8 @@ struct Consumer {
                 const int turn = (split() - receiver + kSplits) % kSplits - 1;  // -1: its own
 #pragma unroll
                 for (int unit = 0; unit < kUnits; ++unit) {
-                    const int32_t* sum = &sums[0][(receiver * kUnits + unit) * 4];
+                    const int of_block = unit / Plan::kUnits * Plan::kAllUnits, within = unit % Plan::kUnits;
+                    const int32_t* sum = &sums[0][(of_block + receiver * Plan::kUnits + within) * 4];
                     if (turn >= 0) {
                         ptx::st_shared_v4_b32(place(receiver, turn, unit),
                                               make_uint4(static_cast<uint32_t>(sum[0]), static_cast<uint32_t>(sum[1]),
@@ -196,18 +199,80 @@ struct Consumer {
         }
     }
 
+    // The sums of other blocks' tokens go there, to the split of the same number, and those of this block's tokens come
+    // from all parts of K.
+    __device__ __forceinline__ void exchange(const SharedSums& sums, typename Output::Sums& mine) const {
+        constexpr int kUnits = Plan::kUnits;
+        ptx::cluster_wait();  // for the others' barriers
+        if (split() >= Plan::kReceivers) return;
+        const int receiver = row_group() * Plan::kReceivers + split(), warpgroup = threadIdx.x / 128;
+        const auto offset = [&](int turn, int r, int unit) {
+            return ((turn * kRowBlocks + r) * kUnits + unit) * Plan::kUnitBytes + thread() * 16;
+        };
+#pragma unroll
+        for (int to = 0; to < Tile::kFinishers; ++to) {
+            const int turn = (problem.part() - to + Tile::kCluster) % Tile::kCluster - 1;  // -1: its own
+            const uint32_t parts = ptx::map_shared(ring.parts(receiver), to);
+            const uint32_t barrier = ptx::map_shared(ring.part_barrier(warpgroup), to);
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+                for (int unit = 0; unit < kUnits; ++unit) {
+                    const int32_t* sum = &sums[r][(to * kUnits + unit) * 4];
+                    if (turn >= 0) {
+                        ptx::st_async_v4(parts + offset(turn, r, unit),
+                                         make_uint4(static_cast<uint32_t>(sum[0]), static_cast<uint32_t>(sum[1]),
+                                                    static_cast<uint32_t>(sum[2]), static_cast<uint32_t>(sum[3])),
+                                         barrier);
+                    }
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        if (to == 0 || turn < 0) mine[r][unit * 4 + i] = sum[i];
+                    }
+                }
+            }
+        }
+        if (!problem.finishes()) return;
+        ptx::mbarrier_wait(ring.part_barrier(warpgroup), 0);
+#pragma unroll
+        for (int turn = 0; turn < Tile::kCluster - 1; ++turn) {
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+                for (int unit = 0; unit < kUnits; ++unit) {
+                    uint32_t more[4];
+                    ptx::ld_shared_v4_b32(more, ring.parts(receiver) + offset(turn, r, unit));
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) mine[r][unit * 4 + i] += static_cast<int32_t>(more[i]);
+                }
+            }
+        }
+    }
+
     __device__ __forceinline__ void run() {
-        for (int tile = blockIdx.x; tile < problem.tiles(); tile += gridDim.x) {
-            Output output{p, problem, problem.first_token(tile), problem.first_feature(tile)};
+        for (int tile = problem.first_tile(); tile < problem.tiles(); tile += gridDim.x) {
+            Output output{p, problem, problem.own_token(tile), problem.first_feature(tile)};
+            const bool finishes = problem.finishes();
             Sums sums;
             multiply(sums, [&] {
-                if constexpr (Output::kFetchEarly) output.fetch();
+                if constexpr (Output::kFetchEarly) {
+                    if (finishes) output.fetch();
+                }
             });
-            if constexpr (!Output::kFetchEarly) output.fetch();
-            typename Output::Sums mine;
-            share(sums, mine);
-            output.run(ring, mine, tile + static_cast<int>(gridDim.x) >= problem.tiles());
-            while (!ring.between_rounds()) Output::release(ring, ring.next_full());
+            if constexpr (!Output::kFetchEarly) {
+                if (finishes) output.fetch();
+            }
+            SharedSums shared;
+            share(sums, shared);
+            if constexpr (Tile::kClusters) {
+                typename Output::Sums mine;
+                exchange(shared, mine);
+                if (finishes) output.run(ring, mine, true);
+                break;
+            } else {
+                output.run(ring, shared, tile + static_cast<int>(gridDim.x) >= problem.tiles());
+                while (!ring.between_rounds()) Output::release(ring, ring.next_full());
+            }
         }
     }
 };

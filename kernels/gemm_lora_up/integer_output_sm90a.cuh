@@ -17,7 +17,7 @@
 
 namespace omniw4::gemm::sm90a::integer {
 
-// One warpgroup's part of one tile.
+// One warpgroup's part of one tile, or of the tokens of one that the block finishes.
 template <class T, class Tile>
 struct Output {
     using Plan = integer::Plan<Tile>;
@@ -26,7 +26,7 @@ struct Output {
     static constexpr int kConsumers = Tile::kWarpgroups * 128;
     static constexpr int kEveryone = 1 + Tile::kRowGroups;  // barrier of all consumers; those before are row groups'
     // 16-byte words of a row group's part of the tile, a thread
-    static constexpr int kWords = (Tile::kTokens * kRowBlocks * 8 + kGroupThreads - 1) / kGroupThreads;
+    static constexpr int kWords = (Tile::kOwnTokens * kRowBlocks * 8 + kGroupThreads - 1) / kGroupThreads;
     // A residual is fetched while the last product is under way, or, where that would take too many registers, a few words
     // at a time later.
     static constexpr int kHeldThen = kRowBlocks * (Tile::kTokens / 2 + 16 * Tile::kUnit);  // sums and weights
@@ -64,9 +64,9 @@ struct Output {
     template <int words>
     struct Words {
         static constexpr int kStep = kGroupThreads / words;  // tokens
-        static constexpr int kCount = (Tile::kTokens + kStep - 1) / kStep;
-        static constexpr bool kWhole = kCount * kStep == Tile::kTokens;  // all of a thread's tokens are in the tile
-        uint32_t token, word;                                            // the first
+        static constexpr int kCount = (Tile::kOwnTokens + kStep - 1) / kStep;
+        static constexpr bool kWhole = kCount * kStep == Tile::kOwnTokens;  // all of a thread's tokens are in the tile
+        uint32_t token, word;                                               // the first
     };
     template <int words>
     __device__ __forceinline__ Words<words> words_of() const {
@@ -120,7 +120,7 @@ struct Output {
     }
     // Tokens of this tile that there are.
     __device__ __forceinline__ int tokens_left() const {
-        return static_cast<int>(min(static_cast<int64_t>(Tile::kTokens), p.rows - first_token));
+        return static_cast<int>(min(static_cast<int64_t>(Tile::kOwnTokens), p.rows - first_token));
     }
     __device__ __forceinline__ uint4 residual_word(int i) const {
         using W = Words<kRowBlocks * 8>;
@@ -287,7 +287,7 @@ struct Output {
             }
 #pragma unroll
             for (int i = 0; i < kAtOnce && first + i < kWords; ++i) {
-                if ((first + i) * W::kStep + at.token >= Tile::kTokens) continue;
+                if ((first + i) * W::kStep + at.token >= Tile::kOwnTokens) continue;
                 ptx::st_shared_v4_b32(row_address<W::kStep>(first + i, at.token) + offset, word[i]);
             }
         }
@@ -408,16 +408,16 @@ struct Output {
             uint4 weight = make_uint4(0, 0, 0, 0);
             if (normed) weight = static_cast<const uint4*>(weights)[i];
             ask_rotations();
-            if (kBatchTokens < Tile::kTokens) ask_positions(kBatchTokens);
+            if (kBatchTokens < Tile::kOwnTokens) ask_positions(kBatchTokens);
             T* y = static_cast<T*>(p.y) + (first_token + token) * p.out_features + column;
 #pragma unroll 1
-            for (int first = 0; first < Tile::kTokens; first += kBatchTokens) {
+            for (int first = 0; first < Tile::kOwnTokens; first += kBatchTokens) {
                 Rotation rotation[kBatch];
                 uint4 x[kBatch];
                 float squares[kBatch];
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) rotation[j] = ahead[j];
-                if (first + kBatchTokens < Tile::kTokens) {
+                if (first + kBatchTokens < Tile::kOwnTokens) {
                     ask_rotations();
                     ask_positions(first + 2 * kBatchTokens);
                 }

@@ -1,6 +1,7 @@
 // Shared memory of the wgmma_s8 GEMM with integer group scales.
 #pragma once
 
+#include "../ptx/cluster.cuh"
 #include "integer_tile_sm90a.h"
 #include "pipeline_sm90a.cuh"
 
@@ -10,22 +11,24 @@ constexpr int kBlockBytes = kBlockCodes + 64;  // nibbles of 64 features and one
 constexpr int kSegments = 4;                   // runs of features with low-rank columns of their own
 
 // Offsets in bytes. A stage holds two groups of K; or, after the last of them, one step of the low-rank product and, with
-// the first step, the scales; or, after those, a part of the tile on its way out.
+// the first step, the scales; or, after those, a part of the tile on its way out. From the low-rank product on there are
+// only the tokens that the block finishes.
 template <class Tile>
 struct Plan {
     static constexpr int kSplits = Tile::kSplits;
     static constexpr int kRowBlocks = Tile::kRowGroups * Tile::kRowBlocks;
+    static constexpr int kOwnTokens = Tile::kOwnTokens;
 
     static constexpr int kTokens = 0;                                         // [tokens][128] int8, swizzled
     static constexpr int kWeights = kTokens + Tile::kTokens * kStageColumns;  // [row block][group][kBlockBytes]
     static constexpr int kGroupsEnd = kWeights + kRowBlocks * 2 * kBlockBytes;
 
     static constexpr int kTileSegments = kRowBlocks < kSegments ? kRowBlocks : kSegments;
-    static constexpr int kSegmentBytes = Tile::kTokens * kLowRankRowBytes;
+    static constexpr int kSegmentBytes = kOwnTokens * kLowRankRowBytes;
     static constexpr int kLoraAct = 0;                                                 // [segment] B fragments
     static constexpr int kProjUp = kLoraAct + kTileSegments * kSegmentBytes;           // A fragments
     static constexpr int kTokenScales = kProjUp + Tile::kFeatures * kLowRankRowBytes;  // [tokens] FP32
-    static constexpr int kRowScales = kTokenScales + Tile::kTokens * 4;                // [features] FP32
+    static constexpr int kRowScales = kTokenScales + kOwnTokens * 4;                   // [features] FP32
     static constexpr int kLowRankEnd = kRowScales + Tile::kFeatures * 4;
 
     static constexpr int kEnd = kGroupsEnd > kLowRankEnd ? kGroupsEnd : kLowRankEnd;
@@ -35,28 +38,38 @@ struct Plan {
     // eight tokens lie in 32 banks.
     static constexpr int kOutPitch = Tile::kFeatures * 2 + 16;
     static constexpr int kOutFit = kStageBytes / kOutPitch / 16 * 16;
-    static constexpr int kOutTokens = kOutFit < Tile::kTokens ? kOutFit : Tile::kTokens;  // in one stage
-    static constexpr int kOutStages = (Tile::kTokens + kOutTokens - 1) / kOutTokens;
+    static constexpr int kOutTokens = kOutFit < kOwnTokens ? kOutFit : kOwnTokens;  // in one stage
+    static constexpr int kOutStages = (kOwnTokens + kOutTokens - 1) / kOutTokens;
 
-    // Units are eight tokens; a split finishes kUnits of them, where there are enough. Sums are handed over behind the
-    // stages: [row group][receiver][sender's turn][unit][thread][4] int32.
-    static constexpr int kAllUnits = Tile::kTokens / 8;
+    // Units are eight tokens; a split finishes kUnits of them, where there are enough. Before that it adds up, over the
+    // splits, those same units of each block that finishes tokens: kSharedUnits. Sums are handed over behind the stages:
+    // [row group][receiver][sender's turn][unit][thread][4] int32.
+    static constexpr int kAllUnits = kOwnTokens / 8;
     static constexpr int kUnits = kAllUnits / kSplits > 0 ? kAllUnits / kSplits : 1;
     static constexpr int kReceivers = kAllUnits / kUnits;
+    static constexpr int kSharedUnits = Tile::kFinishers * kUnits;
     static constexpr int kUnitBytes = 128 * 4 * 4;
-    static constexpr int kSumBytes = (kSplits - 1) * kUnits * kUnitBytes;  // that one receives
+    static constexpr int kSumBytes = (kSplits - 1) * kSharedUnits * kUnitBytes;  // that one receives
     static constexpr int kSumsBytes = Tile::kRowGroups * kReceivers * kSumBytes;
+    // And what comes from the other blocks of a cluster: [row group][receiver][sender's turn][row block][unit][thread][4],
+    // with a barrier for each warpgroup.
+    static constexpr int kPartBytes = (Tile::kCluster - 1) * Tile::kRowBlocks * kUnits * kUnitBytes;  // that one gets
+    static constexpr int kPartsBytes = Tile::kRowGroups * kReceivers * kPartBytes;
     static_assert(kReceivers <= kSplits && kAllUnits % kUnits == 0);
 
     // A block has its share of the multiprocessor's 228 KiB, less what the driver keeps, less 1024 to align the stages.
     // Stages are a multiple of the splits: each split has its own.
     static constexpr int kMostStages = 16, kBarrierBytes = kMostStages * 16;
-    static constexpr int kRoom = 228 * 1024 / Tile::kBlocks / 128 * 128 - 1024 - 1024 - kSumsBytes - kBarrierBytes;
+    static constexpr int kPartBarrierBytes = Tile::kClusters ? Tile::kWarpgroups * 8 : 0;
+    static constexpr int kRoom = 228 * 1024 / Tile::kBlocks / 128 * 128 - 1024 - 1024 - kSumsBytes - kPartsBytes -
+                                 kBarrierBytes - kPartBarrierBytes;
     static constexpr int kFit = kRoom / kStageBytes < kMostStages ? kRoom / kStageBytes : kMostStages;
     static constexpr int kStages = kFit / kSplits * kSplits;
     static constexpr int kSums = kStages * kStageBytes;
-    static constexpr int kBarriers = kSums + kSumsBytes;  // [stage]: full, empty
-    static constexpr int kBytes = 1024 + kBarriers + kBarrierBytes;
+    static constexpr int kParts = kSums + kSumsBytes;
+    static constexpr int kBarriers = kParts + kPartsBytes;           // [stage]: full, empty
+    static constexpr int kPartBarriers = kBarriers + kBarrierBytes;  // [warpgroup]
+    static constexpr int kBytes = 1024 + kPartBarriers + kPartBarrierBytes;
     static_assert(kStages >= 3 * kSplits);  // consumers hold two at once
     static_assert(kStages > kOutStages);
 };
@@ -113,19 +126,51 @@ struct Ring {
         return i;
     }
     __device__ __forceinline__ bool between_rounds() const { return next % Plan::kSplits == 0; }
+
+    // What a warpgroup gets from the other blocks of its cluster.
+    __device__ __forceinline__ uint32_t parts(int receiver) const {
+        return base + Plan::kParts + receiver * Plan::kPartBytes;
+    }
+    __device__ __forceinline__ uint32_t part_barrier(int warpgroup) const {
+        return base + Plan::kPartBarriers + warpgroup * 8;
+    }
 };
 
 // Tiles are counted along the tokens first: neighbours share weights in L2. The last tile of features may be cut short.
+//
+// A block takes tile after tile; a cluster takes one, its block number `part` the part of K and the tokens of that number.
 template <class Tile>
 struct Problem : sm90a::Problem<Tile> {
     using Base = sm90a::Problem<Tile>;
+    __device__ __forceinline__ int part() const {
+        if constexpr (Tile::kClusters) return ptx::cluster_rank();
+        return 0;
+    }
+    __device__ __forceinline__ int first_tile() const {
+        if constexpr (Tile::kClusters) return ptx::cluster_index();
+        return blockIdx.x;
+    }
+    // Stages of K are shared out in runs as equal as can be; where there are few, some blocks have none.
+    __device__ __forceinline__ int first_stage() const { return first_stage(part()); }
+    __device__ __forceinline__ int first_stage(int of_part) const { return Base::stages() * of_part / Tile::kCluster; }
+    __device__ __forceinline__ int stages() const {
+        if constexpr (Tile::kClusters) return first_stage(part() + 1) - first_stage();
+        return Base::stages();
+    }
+    // Whether this block has tokens to finish, and which is the first.
+    __device__ __forceinline__ bool finishes() const {
+        return Tile::kFinishers == Tile::kCluster || part() < Tile::kFinishers;
+    }
+    __device__ __forceinline__ int64_t own_token(int tile) const {
+        return Base::first_token(tile) + part() * Tile::kOwnTokens;
+    }
     __device__ __forceinline__ int tiles() const {
         return Base::token_tiles() * static_cast<int>(ceil_div(Base::padded_features(), Tile::kFeatures));
     }
     __device__ __forceinline__ int row_blocks(int feature) const {
         return min(Plan<Tile>::kRowBlocks, (Base::padded_features() - feature) / 64);
     }
-    __device__ __forceinline__ int rounds() const { return (Base::stages() + Tile::kSplits - 1) / Tile::kSplits; }
+    __device__ __forceinline__ int rounds() const { return (stages() + Tile::kSplits - 1) / Tile::kSplits; }
     // Which low-rank columns a block of 64 features reads.
     __device__ __forceinline__ int segment(int feature) const {
         int segment = 0;

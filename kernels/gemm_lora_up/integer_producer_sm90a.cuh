@@ -19,12 +19,14 @@ struct Producer {
     const Problem<Tile> problem;
     Ring<Plan> ring;
 
-    __device__ __forceinline__ const uint8_t* weights(int feature, int group) const {
-        const int64_t block = static_cast<int64_t>(feature / 64) * problem.groups() + group;
+    // Of stage `step` of this block's: the first group of 64 features, and bytes of its groups.
+    __device__ __forceinline__ const uint8_t* weights(int feature, int step) const {
+        const int64_t block =
+            static_cast<int64_t>(feature / 64) * problem.groups() + (problem.first_stage() + step) * 2;
         return static_cast<const uint8_t*>(p.qweight) + block * kBlockBytes;
     }
     __device__ __forceinline__ uint32_t block_bytes(int step) const {
-        return min(2, problem.groups() - 2 * step) * kBlockBytes;
+        return min(2, problem.groups() - 2 * (problem.first_stage() + step)) * kBlockBytes;
     }
     // Of this thread's row blocks in a tile, how many are there.
     __device__ __forceinline__ int blocks_here(int first_block, int feature) const {
@@ -36,13 +38,13 @@ struct Producer {
     // + step and so on. Only a hint: what that kernel may have written (a repacked weight, say) is read after it is done.
     __device__ __forceinline__ void prefetch(int first, int step, int lane) const {
         constexpr int kStagesAhead = 128;
-        const int feature = problem.first_feature(blockIdx.x), blocks = problem.row_blocks(feature);
+        const int feature = problem.first_feature(problem.first_tile()), blocks = problem.row_blocks(feature);
         const int stages = min(problem.stages(), kStagesAhead), copied = p.weights_ready ? Plan::kStages : 0;
 #pragma unroll 1
         for (int stage = copied + lane; stage < stages; stage += kWarp) {
 #pragma unroll 1
             for (int block = first; block < blocks; block += step) {
-                ptx::bulk_prefetch_l2(weights(feature + block * 64, stage * 2), block_bytes(stage));
+                ptx::bulk_prefetch_l2(weights(feature + block * 64, stage), block_bytes(stage));
             }
         }
     }
@@ -52,7 +54,7 @@ struct Producer {
     __device__ __forceinline__ void run_weights(int first_block) {
         if (!p.weights_ready) ptx::pdl_wait();
         const int stages = problem.stages(), steps = problem.rounds() * Tile::kSplits;
-        for (int tile = blockIdx.x; tile < problem.tiles(); tile += gridDim.x) {
+        for (int tile = problem.first_tile(); tile < problem.tiles(); tile += gridDim.x) {
             const int feature = problem.first_feature(tile), blocks = blocks_here(first_block, feature);
             const uint8_t* source[kBlocksEach];
 #pragma unroll
@@ -76,6 +78,7 @@ struct Producer {
                     source[i] += 2 * kBlockBytes;
                 }
             }
+            if (!problem.finishes()) break;
             ptx::pdl_wait();  // proj_up and row scales are not vouched for
 #pragma unroll 1
             for (int step = 0; step < problem.last_stages(); ++step) {
@@ -87,6 +90,7 @@ struct Producer {
                 }
             }
             offer_output();
+            if (Tile::kClusters) break;
         }
     }
 
@@ -94,8 +98,9 @@ struct Producer {
         const uint32_t padded_rows = static_cast<uint32_t>(problem.padded_rows());
         const uint32_t token_tiles = problem.token_tiles();
         const uint32_t stages = problem.stages(), steps = problem.rounds() * Tile::kSplits;
-        uint32_t tile = blockIdx.x, token = tile % token_tiles * Tile::kTokens;
-        const uint8_t* qact = static_cast<const uint8_t*>(p.qact) + uint64_t{token} * kStageColumns;
+        uint32_t tile = problem.first_tile(), token = tile % token_tiles * Tile::kTokens;
+        const uint8_t* qact = static_cast<const uint8_t*>(p.qact) +
+                              (problem.first_stage() * uint64_t{padded_rows} + token) * kStageColumns;
         uint32_t rows = min(padded_rows - token, static_cast<uint32_t>(Tile::kTokens));
         // What can be done before the wait is: the first stages' bytes are announced, and their place is worked out.
         uint32_t ahead = min(stages, static_cast<uint32_t>(Plan::kStages));
@@ -116,8 +121,14 @@ struct Producer {
                 qact += uint64_t{padded_rows} * kStageColumns;
             }
             ahead = 0;
-            copy_low_rank(tile / token_tiles * Tile::kFeatures, token, rows);
+            if (!problem.finishes()) break;
+            const uint32_t own_token = token + problem.part() * Tile::kOwnTokens;
+            if constexpr (Tile::kClusters) {  // there may be none
+                rows = own_token < padded_rows ? min(padded_rows - own_token, uint32_t{Tile::kOwnTokens}) : 0;
+            }
+            copy_low_rank(tile / token_tiles * Tile::kFeatures, own_token, rows);
             offer_output();
+            if (Tile::kClusters) break;
             tile += ptx::grid_blocks();
             if (tile >= static_cast<uint32_t>(problem.tiles())) break;
             token = tile % token_tiles * Tile::kTokens;

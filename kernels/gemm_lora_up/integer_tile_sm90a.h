@@ -9,10 +9,18 @@ namespace omniw4::gemm::sm90a::integer {
 // warpgroups, which share out K and add up their sums at the end; `blocks` blocks share a multiprocessor. Low tiles for
 // few rows spread a small problem over many multiprocessors, and splits hide how long a stage takes one warpgroup; large
 // tiles move fewer bytes for each product.
-template <int row_groups, int row_blocks, int tokens, int blocks, int splits>
+//
+// With `cluster` above 1, a cluster of that many blocks computes one tile: each block multiplies a part of K, and then
+// finishes its own share of the tokens, whose sums the others send it. A share is a multiple of 16 tokens, so of a narrow
+// tile only the first blocks have one.
+template <int row_groups, int row_blocks, int tokens, int blocks, int splits, int cluster>
 struct Tile {
     static constexpr int kRowGroups = row_groups, kRowBlocks = row_blocks, kTokens = tokens, kBlocks = blocks;
     static constexpr int kSplits = splits, kWarpgroups = row_groups * splits;
+    static constexpr int kCluster = cluster;
+    static constexpr bool kClusters = cluster > 1;
+    static constexpr int kFinishers = tokens / 16 < cluster ? tokens / 16 : cluster;  // blocks that have such a share
+    static constexpr int kOwnTokens = tokens / kFinishers;
     static constexpr int kFeatures = row_groups * row_blocks * 64;
     static constexpr int kThreads = (kWarpgroups + 1) * 128;  // and the producers
     // Warps that copy: one the tokens, up to three the weights, a row block or two each.
@@ -30,27 +38,39 @@ struct Tile {
 
     // Groups whose products are issued as one: two where there is room for two such sets of widened weights.
     static constexpr int kUnit = kConsumerRegisters - row_blocks * (tokens / 2 + 32) >= 72 ? 2 : 1;
-    static_assert(tokens % 16 == 0 && tokens >= 16 && tokens <= 256);
+    static_assert(tokens % 16 == 0 && tokens >= 16 && tokens <= 256 && kOwnTokens % 16 == 0);
+    static_assert(cluster <= 8);  // larger ones are not portable
 };
 
-using Tile64x16x4 = Tile<1, 1, 16, 1, 4>;
-using Tile64x16x2 = Tile<1, 1, 16, 2, 2>;
-using Tile64x32x4 = Tile<1, 1, 32, 1, 4>;
-using Tile64x32x2 = Tile<1, 1, 32, 2, 2>;
-using Tile64x48x2 = Tile<1, 1, 48, 1, 2>;
-using Tile64x64x2 = Tile<1, 1, 64, 2, 2>;
-using Tile64x96x2 = Tile<1, 1, 96, 1, 2>;
-using Tile64x96 = Tile<1, 1, 96, 2, 1>;
-using Tile128x64x2 = Tile<2, 1, 64, 1, 2>;
-using Tile128x96 = Tile<2, 1, 96, 1, 1>;
-using Tile128x128 = Tile<2, 1, 128, 1, 1>;
-using Tile128x176 = Tile<2, 1, 176, 1, 1>;
-using Tile128x192 = Tile<2, 1, 192, 1, 1>;
-using Tile192x96 = Tile<3, 1, 96, 1, 1>;
-using Tile192x128 = Tile<3, 1, 128, 1, 1>;
-using Tile192x176 = Tile<3, 1, 176, 1, 1>;
-using Tile192x192 = Tile<3, 1, 192, 1, 1>;
-using Tile256x128 = Tile<2, 2, 128, 1, 1>;
+using Tile64x16x4 = Tile<1, 1, 16, 1, 4, 1>;
+using Tile64x16x2 = Tile<1, 1, 16, 2, 2, 1>;
+using Tile64x32x4 = Tile<1, 1, 32, 1, 4, 1>;
+using Tile64x32x2 = Tile<1, 1, 32, 2, 2, 1>;
+using Tile64x48x2 = Tile<1, 1, 48, 1, 2, 1>;
+using Tile64x64x2 = Tile<1, 1, 64, 2, 2, 1>;
+using Tile64x96x2 = Tile<1, 1, 96, 1, 2, 1>;
+using Tile64x96 = Tile<1, 1, 96, 2, 1, 1>;
+using Tile128x64x2 = Tile<2, 1, 64, 1, 2, 1>;
+using Tile128x96 = Tile<2, 1, 96, 1, 1, 1>;
+using Tile128x128 = Tile<2, 1, 128, 1, 1, 1>;
+using Tile128x176 = Tile<2, 1, 176, 1, 1, 1>;
+using Tile128x192 = Tile<2, 1, 192, 1, 1, 1>;
+using Tile192x96 = Tile<3, 1, 96, 1, 1, 1>;
+using Tile192x128 = Tile<3, 1, 128, 1, 1, 1>;
+using Tile192x176 = Tile<3, 1, 176, 1, 1, 1>;
+using Tile192x192 = Tile<3, 1, 192, 1, 1, 1>;
+using Tile256x128 = Tile<2, 2, 128, 1, 1, 1>;
+using Tile64x16x4c2 = Tile<1, 1, 16, 1, 4, 2>;
+using Tile64x16x4c4 = Tile<1, 1, 16, 1, 4, 4>;
+using Tile64x16x2c4 = Tile<1, 1, 16, 2, 2, 4>;
+using Tile64x32x4c4 = Tile<1, 1, 32, 1, 4, 4>;
+using Tile64x32x2c4 = Tile<1, 1, 32, 2, 2, 4>;
+using Tile64x64x2c2 = Tile<1, 1, 64, 2, 2, 2>;
+using Tile64x64x2c4 = Tile<1, 1, 64, 2, 2, 4>;
+using Tile128x64x2c2 = Tile<2, 1, 64, 1, 2, 2>;
+using Tile128x128c2 = Tile<2, 1, 128, 1, 1, 2>;
+using Tile128x128c4 = Tile<2, 1, 128, 1, 1, 4>;
+using Tile128x192c2 = Tile<2, 1, 192, 1, 1, 2>;
 
 enum class TileChoice : int32_t {
     kAuto = 0,
@@ -72,7 +92,18 @@ enum class TileChoice : int32_t {
     k192x176,
     k192x192,
     k256x128,
+    k64x16x4c2,
+    k64x16x4c4,
+    k64x16x2c4,
+    k64x32x4c4,
+    k64x32x2c4,
+    k64x64x2c2,
+    k64x64x2c4,
+    k128x64x2c2,
+    k128x128c2,
+    k128x128c4,
+    k128x192c2,
 };
-constexpr int kTileChoices = 18;
+constexpr int kTileChoices = 29;
 
 }  // namespace omniw4::gemm::sm90a::integer

@@ -37,11 +37,19 @@ __device__ __forceinline__ uint32_t map_shared(uint32_t address, int rank) {
     return d;
 }
 
-// Sixteen bytes to a block of the cluster, in launches with clusters alone; the barrier, of that same block, receives sixteen bytes when they are there.
+// Sixteen bytes to a block of the cluster, in launches with clusters alone; the barrier, of that same block, receives
+// sixteen bytes when they are there.
 __device__ __forceinline__ void st_async_v4(uint32_t address, const float4& value, uint32_t barrier) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
         "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+        : "memory");
+}
+
+__device__ __forceinline__ void st_async_v4(uint32_t address, const uint4& value, uint32_t barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+        "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
         : "memory");
 }
 

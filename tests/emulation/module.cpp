@@ -93,26 +93,36 @@ QkNormRopeParams heads_of(const std::vector<uintptr_t>& heads) {
     return p;
 }
 
-int run_qknorm_rope(uintptr_t qkv, const std::vector<uintptr_t>& heads, int64_t rows, int64_t row_stride) {
+int run_qknorm_rope(uintptr_t qkv, const std::vector<uintptr_t>& heads, int64_t rows, int64_t row_stride, bool bfloat16) {
     QkNormRopeParams p = heads_of(heads);
+    p.dtype = bfloat16 ? DType::kBFloat16 : DType::kFloat16;
     p.qkv = pointer<void>(qkv);
     p.rows = rows;
     p.row_stride = row_stride;
     return static_cast<int>(launch_qknorm_rope(p, nullptr));
 }
 
-template <class... Tiles>
-Status launch_numbered(const GemmLoraUpParams& p) {
+template <class T, class... Tiles>
+Status launch_one_of(const GemmLoraUpParams& p) {
     Status status = Status::kUnsupported;
     int number = 0;
-    ((++number == p.tile ? (status = launch_tile<__half, Tiles>(p, multiprocessors, nullptr), 0) : 0), ...);
+    ((++number == p.tile ? (status = launch_tile<T, Tiles>(p, multiprocessors, nullptr), 0) : 0), ...);
     return status;
+}
+
+template <class T>
+Status launch_numbered(const GemmLoraUpParams& p) {
+    return launch_one_of<T, Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x48x2, Tile64x64x2, Tile64x96x2,
+                         Tile64x96, Tile128x64x2, Tile128x96, Tile128x128, Tile128x176, Tile128x192, Tile192x96,
+                         Tile192x128, Tile192x176, Tile192x192, Tile256x128, Tile64x16x4c2, Tile64x16x4c4,
+                         Tile64x16x2c4, Tile64x32x4c4, Tile64x32x2c4, Tile64x64x2c2, Tile64x64x2c4, Tile128x64x2c2,
+                         Tile128x128c2, Tile128x128c4, Tile128x192c2>(p);
 }
 
 int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t row_scales, uintptr_t lora_act,
              uintptr_t proj_up, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t rows, int out_features,
              int in_features, int rank, int tile, int epilogue, const std::vector<int>& segment_ends,
-             bool weights_ready, int on_multiprocessors, const std::vector<uintptr_t>& heads) {
+             bool weights_ready, int on_multiprocessors, const std::vector<uintptr_t>& heads, bool bfloat16) {
     GemmLoraUpParams p{};
     p.qact = pointer<void>(qact);
     p.a_scales = pointer<void>(a_scales);
@@ -130,15 +140,13 @@ int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t ro
     p.tile = tile;
     p.epilogue = static_cast<Epilogue>(epilogue);
     p.act_bits = 8;
+    p.dtype = bfloat16 ? DType::kBFloat16 : DType::kFloat16;
     for (size_t i = 0; i < 3; ++i) p.segment_ends[i] = i < segment_ends.size() ? segment_ends[i] : INT32_MAX;
     p.weights_ready = weights_ready;
     p.heads = heads_of(heads);
     p.layout = Layout::kWgmmaS8;
     multiprocessors = on_multiprocessors;
-    const Status status =
-        launch_numbered<Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x48x2, Tile64x64x2, Tile64x96x2,
-                        Tile64x96, Tile128x64x2, Tile128x96, Tile128x128, Tile128x176, Tile128x192, Tile192x96,
-                        Tile192x128, Tile192x176, Tile192x192, Tile256x128>(p);
+    const Status status = bfloat16 ? launch_numbered<__nv_bfloat16>(p) : launch_numbered<__half>(p);
     multiprocessors = 132;
     return static_cast<int>(status);
 }
@@ -150,7 +158,22 @@ PYBIND11_MODULE(emulated_kernels, m) {
     m.def("quantize", &run_quantize);
     m.def("gemm_lora_up", &run_gemm);
     m.def("qknorm_rope", &run_qknorm_rope);
-    m.def("tile_features", [](int64_t rows, int64_t features, int columns, int head_dim) {
-        return kCosts[static_cast<int>(choose_tile(rows, features, columns, 132, head_dim)) - 1].features;
+    m.def("choose_tile", [](int64_t rows, int64_t features, int columns, int head_dim, int multiprocessors) {
+        return static_cast<int>(choose_tile(rows, features, columns, multiprocessors, head_dim));
+    });
+    // (features, tokens, blocks, splits, cluster) of each, and its number as it says itself
+    m.def("costs", [] {
+        std::vector<std::tuple<int, int, int, int, int, int>> list;
+        for (const TileCost& t : kCosts) {
+            list.emplace_back(t.features, t.tokens, t.blocks, t.splits, t.cluster, static_cast<int>(t.choice));
+        }
+        return list;
+    });
+    // Microseconds that the choice would take a tile to need if these were its costs.
+    m.def("estimate", [](int tile, std::tuple<double, double, double> costs, int64_t rows, int64_t features,
+                         int columns, int multiprocessors) {
+        TileCost cost = kCosts[tile - 1];
+        std::tie(cost.wave, cost.stage, cost.stage_alone) = costs;
+        return estimate(cost, rows, features, columns, multiprocessors);
     });
 }

@@ -46,7 +46,9 @@ inline emulator::Block& owner_of(uint32_t address) {
     emulator::fail("outside the shared memory of the cluster");
 }
 
-inline void st_async_v4(uint32_t address, const float4& value, uint32_t barrier) {
+template <class Words>
+void st_async_v4(uint32_t address, const Words& value, uint32_t barrier) {
+    static_assert(sizeof(value) == 16);
     if (address % 16 != 0) emulator::fail("an asynchronous store is not aligned");
     if (emulator::cluster.blocks.size() < 2) emulator::fail("an asynchronous store in a launch without clusters");
     if (&owner_of(address) != &owner_of(barrier)) emulator::fail("a store and its barrier belong to different blocks");
