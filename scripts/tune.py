@@ -189,7 +189,8 @@ def regret(tiles: list[Tile], costs: dict[int, Cost], samples: list[Sample], mul
     shapes = dict.fromkeys((s.m, s.n, s.k) for s in samples)
     for m, n, k in shapes:
         times = {s.tile: s.us for s in samples if (s.m, s.n, s.k) == (m, n, k)}
-        chosen = min(tiles, key=lambda t: costs[t.number].time(t, m, n, k, multiprocessors)).number
+        timed = [t for t in tiles if t.number in times]
+        chosen = min(timed, key=lambda t: costs[t.number].time(t, m, n, k, multiprocessors)).number
         best = min(times, key=lambda number: times[number])
         ratios.append(times[chosen] / times[best])
         if ratios[-1] > 1.03:

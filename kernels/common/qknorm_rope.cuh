@@ -11,11 +11,12 @@ namespace omniw4 {
 
 // Cosines and sines of one row's position for the eight columns of a lane.
 struct Rotation {
+    int64_t position;
     bool inside;  // the table
     float4 cos[2], sin[2];
 
     template <int kHeadDim = 0>
-    __device__ __forceinline__ void load(const QkNormRopeParams& p, int64_t position) {
+    __device__ __forceinline__ void load(const QkNormRopeParams& p) {
         const uint32_t head_dim = kHeadDim > 0 ? kHeadDim : p.head_dim;
         inside = static_cast<uint64_t>(position) < static_cast<uint64_t>(p.table_rows);
         const uint64_t row = static_cast<uint64_t>(static_cast<uint32_t>(position)) * (head_dim / 2);
@@ -84,7 +85,8 @@ template <class T, int kHeadDim = 0>
 __device__ __forceinline__ uint4 qknorm_rope_head(const QkNormRopeParams& p, int64_t row, bool is_query, uint4 x) {
     const int head_dim = kHeadDim > 0 ? kHeadDim : p.head_dim, lanes = head_dim / 8;
     Rotation rotation;
-    rotation.load<kHeadDim>(p, p.positions[row]);
+    rotation.position = p.positions[row];
+    rotation.load<kHeadDim>(p);
     const float squares = head_squares<T>(x, lanes);
     const auto* weight = static_cast<const uint4*>(is_query ? p.q_weight : p.k_weight);
     if (weight != nullptr) x = norm_head<T>(x, head_inv_rms(squares, head_dim, p.eps), weight[threadIdx.x % lanes]);

@@ -6,10 +6,8 @@ namespace omniw4::gemm {
 namespace {
 using T = __half;
 using namespace sm90a::integer;
-const Registration kKernels[] = {entry<T, Tile64x16x4c2>(), entry<T, Tile64x16x4c4>(),  entry<T, Tile64x16x2c4>(),
-                                 entry<T, Tile64x32x4c4>(), entry<T, Tile64x32x2c4>(),  entry<T, Tile64x64x2c2>(),
-                                 entry<T, Tile64x64x2c4>(), entry<T, Tile128x64x2c2>(), entry<T, Tile128x128c2>(),
-                                 entry<T, Tile128x128c4>(), entry<T, Tile128x192c2>()};
+const Registration kKernels[] = {entry<T, Tile64x16x4c2>(), entry<T, Tile64x16x4c4>(), entry<T, Tile128x64x2c2>(),
+                                 entry<T, Tile128x128c2>()};
 }  // namespace
 
 Status launch_integer_half_cluster_sm90a(const GemmLoraUpParams& p, TileChoice tile, int multiprocessors,
@@ -17,15 +15,8 @@ Status launch_integer_half_cluster_sm90a(const GemmLoraUpParams& p, TileChoice t
     switch (tile) {
         case TileChoice::k64x16x4c2: return launch_tile<T, Tile64x16x4c2>(p, multiprocessors, stream);
         case TileChoice::k64x16x4c4: return launch_tile<T, Tile64x16x4c4>(p, multiprocessors, stream);
-        case TileChoice::k64x16x2c4: return launch_tile<T, Tile64x16x2c4>(p, multiprocessors, stream);
-        case TileChoice::k64x32x4c4: return launch_tile<T, Tile64x32x4c4>(p, multiprocessors, stream);
-        case TileChoice::k64x32x2c4: return launch_tile<T, Tile64x32x2c4>(p, multiprocessors, stream);
-        case TileChoice::k64x64x2c2: return launch_tile<T, Tile64x64x2c2>(p, multiprocessors, stream);
-        case TileChoice::k64x64x2c4: return launch_tile<T, Tile64x64x2c4>(p, multiprocessors, stream);
         case TileChoice::k128x64x2c2: return launch_tile<T, Tile128x64x2c2>(p, multiprocessors, stream);
         case TileChoice::k128x128c2: return launch_tile<T, Tile128x128c2>(p, multiprocessors, stream);
-        case TileChoice::k128x128c4: return launch_tile<T, Tile128x128c4>(p, multiprocessors, stream);
-        case TileChoice::k128x192c2: return launch_tile<T, Tile128x192c2>(p, multiprocessors, stream);
         default: return Status::kUnsupported;
     }
 }

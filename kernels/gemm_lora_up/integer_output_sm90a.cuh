@@ -157,11 +157,11 @@ struct Output {
                 copy_gated();
                 break;
             case Epilogue::kQkNormRope:
-                if (p.heads.head_dim == 64) {
-                    store_heads<64>(acc, last_tile);
-                } else {
-                    store_heads<128>(acc, last_tile);
-                }
+                if (has_units()) store(acc);
+                if (!last_tile) ptx::fence_proxy_async();  // copies write these stages next
+                ptx::bar_sync(kEveryone, kConsumers);
+                if (p.heads.head_dim == 64) copy_heads<64>();
+                if (p.heads.head_dim == 128) copy_heads<128>();
                 break;
             case Epilogue::kResidual: add_residual(acc); [[fallthrough]];
             default:
@@ -372,59 +372,41 @@ struct Output {
     }
 
     // Heads of query and key go through norm and rotation, the op's own, which start from what the op would read. A lane
-    // has the same columns of every kStep-th token. A token's position and then its cosines and sines come from global
-    // memory: both are asked for a batch of tokens ahead.
+    // has the same columns of every kStep-th token.
     template <int kHeadDim>
-    __device__ __forceinline__ void store_heads(const Accumulators& acc, bool last_tile) const {
+    __device__ __forceinline__ void copy_heads() const {
         if constexpr (Tile::kFeatures % kHeadDim == 0) {
             constexpr int kLanes = kHeadDim / 8, kHeads = Tile::kFeatures / kHeadDim;
             constexpr int kItems = kConsumers / kLanes, kStep = kItems / kHeads;  // heads that are taken at once
-            constexpr int kBatch = Tile::kConsumerRegisters < 150 ? 1 : 2;        // cosines and sines take registers
-            constexpr int kBatchTokens = kBatch * kStep;
+            constexpr int kBatch = Tile::kConsumerRegisters < 200 ? 2 : 4;        // cosines and sines take registers
             static_assert(kItems % kHeads == 0);
             const int item = thread / kLanes, i = thread % kLanes, token = item / kHeads, left = tokens_left();
             const int column = tile_feature + item % kHeads * kHeadDim + i * 8, head = column / kHeadDim;
             const int rotated_heads = p.heads.q_heads + p.heads.kv_heads;
-            const bool any_rotated = tile_feature / kHeadDim < rotated_heads;
-            const auto there = [&](int first, int j) { return first + j * kStep + token < left; };
-            const int64_t* positions = p.heads.positions + first_token + token;
-            int64_t position[kBatch];
-            Rotation ahead[kBatch];
-            const auto ask_positions = [&](int first) {
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) position[j] = there(first, j) ? positions[first + j * kStep] : 0;
-            };
-            const auto ask_rotations = [&] {
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) ahead[j].template load<kHeadDim>(p.heads, position[j]);
-            };
+            if (tile_feature / kHeadDim >= rotated_heads) return copy();
             const void* weights = head < p.heads.q_heads ? p.heads.q_weight : p.heads.k_weight;
             const bool normed = weights != nullptr;
-            if (has_units()) store(acc);
-            if (any_rotated) ask_positions(0);         // not before: sums take the registers
-            if (!last_tile) ptx::fence_proxy_async();  // copies write these stages next
-            ptx::bar_sync(kEveryone, kConsumers);
-            if (!any_rotated) return copy();
             uint4 weight = make_uint4(0, 0, 0, 0);
             if (normed) weight = static_cast<const uint4*>(weights)[i];
-            ask_rotations();
-            if (kBatchTokens < Tile::kOwnTokens) ask_positions(kBatchTokens);
             T* y = static_cast<T*>(p.y) + (first_token + token) * p.out_features + column;
+            const int64_t* positions = p.heads.positions + first_token + token;
 #pragma unroll 1
-            for (int first = 0; first < Tile::kOwnTokens; first += kBatchTokens) {
+            for (int first = 0; first < Tile::kOwnTokens; first += kBatch * kStep) {
                 Rotation rotation[kBatch];
                 uint4 x[kBatch];
                 float squares[kBatch];
+                const auto there = [&](int j) { return first + j * kStep + token < left; };
 #pragma unroll
-                for (int j = 0; j < kBatch; ++j) rotation[j] = ahead[j];
-                if (first + kBatchTokens < Tile::kOwnTokens) {
-                    ask_rotations();
-                    ask_positions(first + 2 * kBatchTokens);
+                for (int j = 0; j < kBatch; ++j) {
+                    rotation[j].position = 0;
+                    if (there(j)) rotation[j].position = positions[first + j * kStep];
                 }
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) rotation[j].template load<kHeadDim>(p.heads);
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
                     uint32_t word[4];
-                    const uint32_t row = token_address(there(first, j) ? first + j * kStep + token : 0);
+                    const uint32_t row = token_address(there(j) ? first + j * kStep + token : 0);
                     ptx::ld_shared_v4_b32(word, row + (column - tile_feature) * 2);
                     x[j] = make_uint4(word[0], word[1], word[2], word[3]);
                     squares[j] = head_squares<T>(x[j], kLanes);
@@ -441,7 +423,7 @@ struct Output {
                     uint4 result = x[j];
                     if (normed) result = norm_head<T>(result, inv_rms, weight);
                     result = rotate_head<T>(rotation[j], result, kLanes);
-                    if (there(first, j) && column < p.out_features) {
+                    if (there(j) && column < p.out_features) {
                         *reinterpret_cast<uint4*>(y) = head < rotated_heads ? result : x[j];
                     }
                     y += kStep * p.out_features;

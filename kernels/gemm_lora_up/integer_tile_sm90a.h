@@ -62,15 +62,8 @@ using Tile192x192 = Tile<3, 1, 192, 1, 1, 1>;
 using Tile256x128 = Tile<2, 2, 128, 1, 1, 1>;
 using Tile64x16x4c2 = Tile<1, 1, 16, 1, 4, 2>;
 using Tile64x16x4c4 = Tile<1, 1, 16, 1, 4, 4>;
-using Tile64x16x2c4 = Tile<1, 1, 16, 2, 2, 4>;
-using Tile64x32x4c4 = Tile<1, 1, 32, 1, 4, 4>;
-using Tile64x32x2c4 = Tile<1, 1, 32, 2, 2, 4>;
-using Tile64x64x2c2 = Tile<1, 1, 64, 2, 2, 2>;
-using Tile64x64x2c4 = Tile<1, 1, 64, 2, 2, 4>;
 using Tile128x64x2c2 = Tile<2, 1, 64, 1, 2, 2>;
 using Tile128x128c2 = Tile<2, 1, 128, 1, 1, 2>;
-using Tile128x128c4 = Tile<2, 1, 128, 1, 1, 4>;
-using Tile128x192c2 = Tile<2, 1, 192, 1, 1, 2>;
 
 enum class TileChoice : int32_t {
     kAuto = 0,
@@ -94,16 +87,9 @@ enum class TileChoice : int32_t {
     k256x128,
     k64x16x4c2,
     k64x16x4c4,
-    k64x16x2c4,
-    k64x32x4c4,
-    k64x32x2c4,
-    k64x64x2c2,
-    k64x64x2c4,
     k128x64x2c2,
     k128x128c2,
-    k128x128c4,
-    k128x192c2,
 };
-constexpr int kTileChoices = 29;
+constexpr int kTileChoices = 22;
 
 }  // namespace omniw4::gemm::sm90a::integer

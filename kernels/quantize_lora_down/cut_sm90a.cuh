@@ -57,7 +57,6 @@ struct Plan {
     Scales scales;
     Places places;
     int row_tiles, cluster, groups, tiles, nodes, all_nodes, node_runs, entry_nodes, share, share_shift;
-    bool whole_rows;  // for its squares a block reads all of a row, in place of asking the other blocks
 };
 
 // Which of a block's work a thread has. Made anew where it is needed again, it costs fewer registers than if it is kept.
@@ -82,8 +81,6 @@ template <int steps, bool loops, int registers, int threads>
 struct Cut {
     static constexpr int kSteps = steps, kRegisters = registers, kMaxThreads = threads;
     static constexpr bool kLoops = loops;
-    // Other blocks' groups that a block can read for itself: they take registers.
-    static constexpr int kMostOthers = loops ? 0 : steps == 1 ? 3 : steps == 2 ? 1 : 0;
 };
 using One = Cut<1, false, 64, 512>;
 using Two = Cut<2, false, 80, 512>;

@@ -19,13 +19,13 @@ struct Choice {
 
 // What the choice needs to know of a cut.
 struct Figures {
-    int steps, registers, max_threads, others;
+    int steps, registers, max_threads;
     bool loops;
 };
 
 template <class Cut>
 constexpr Figures figures_of() {
-    return {Cut::kSteps, Cut::kRegisters, Cut::kMaxThreads, Cut::kMostOthers, Cut::kLoops};
+    return {Cut::kSteps, Cut::kRegisters, Cut::kMaxThreads, Cut::kLoops};
 }
 
 constexpr Figures kFigures[] = {figures_of<One>(), figures_of<Two>(), figures_of<Four>(), figures_of<Many>()};
@@ -97,7 +97,6 @@ inline Plan plan_for(const QuantizeLoraDownParams& p, Grid grid, const Choice& c
     plan.node_runs = node / steps;
     plan.entry_nodes = kTree / node;
     const bool rms_inside = p.norm_weight != nullptr && p.inv_rms == nullptr;
-    plan.whole_rows = plan.cluster - 1 <= kFigures[choice.cut].others;
     const int most = choice.cut == kFour ? kMostShared : kMostShared / 2;
     for (plan.tiles = std::min(p.rank / kRowTile, 4);; --plan.tiles) {
         const int units = plan.tiles * kTileUnits;

@@ -36,10 +36,10 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
     const Exchange<Cut::kLoops> exchange{plan, ptx::shared_address(shared), ptx::cluster_rank()};
     const int first = exchange.rank * plan.groups + run * kSteps, count = min(kSteps, groups - first);
     const auto my_units = [&] { return min(plan.share, units - exchange.rank * plan.share); };  // not above 0: none
-    const bool rms_inside = kNorm && p.inv_rms == nullptr, whole_rows = Cut::kMostOthers > 0 && plan.whole_rows;
+    const bool rms_inside = kNorm && p.inv_rms == nullptr;
     const auto bytes = [&](Message message) {  // that this block gets for a row tile
         switch (message) {
-            case Message::kSquares: return rms_inside && !whole_rows ? plan.cluster * plan.groups * kRowTile * 4 : 0;
+            case Message::kSquares: return rms_inside ? plan.cluster * plan.groups * kRowTile * 4 : 0;
             case Message::kAbsmax: return grid == Grid::kGroups16 ? 0 : plan.cluster * kRowTile * 4;
             default: return max(0, my_units()) * plan.all_nodes * 16;
         }
@@ -59,45 +59,21 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
     if (warp == 0) copy_weights<T>(p, exchange.base, plan, exchange.rank, first_tile, tiles);
     ptx::pdl_wait();
 
-    const auto load_groups = [&](int of_row_tile, int from, uint4(&values)[kSteps][2]) {
+    uint4 raw[kSteps][2];
+    const auto load = [&](int of_row_tile) {
         const int64_t row = static_cast<int64_t>(of_row_tile) * kRowTile + at.token;
-        const T* const x = static_cast<const T*>(p.x) + row * p.row_stride + (from * kGroup + t * 8);
+        const T* const x = static_cast<const T*>(p.x) + row * p.row_stride + (first * kGroup + t * 8);
 #pragma unroll
-        for (int i = 0; i < 2 * kSteps; ++i) values[i / 2][i % 2] = make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < 2 * kSteps; ++i) raw[i / 2][i % 2] = make_uint4(0, 0, 0, 0);
         if (row >= p.rows) return;
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-            if (i >= groups - from) break;
-            values[i][0] = ptx::ld_global_once(x + i * kGroup);
-            values[i][1] = ptx::ld_global_once(x + i * kGroup + 32);
-        }
-    };
-    uint4 raw[kSteps][2];
-    const auto load = [&](int of_row_tile) { load_groups(of_row_tile, first, raw); };
-    // Squares of the groups of a block, [group][16 rows].
-    const auto store_squares = [&](const uint4(&values)[kSteps][2], float* to) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-            const float sum = squares_of_group<T>(values[i]);
-            if (t == 0) to[(run * kSteps + i) * kRowTile + slot] = sum;
+            if (i >= count) break;
+            raw[i][0] = ptx::ld_global_once(x + i * kGroup);
+            raw[i][1] = ptx::ld_global_once(x + i * kGroup + 32);
         }
     };
     load(row_tile);
-    if constexpr (Cut::kMostOthers > 0) {
-        if (rms_inside && whole_rows) {
-            uint4 others[Cut::kMostOthers][kSteps][2];
-            const auto part = [&](int i) { return (exchange.rank + 1 + i) % plan.cluster; };
-#pragma unroll
-            for (int i = 0; i < Cut::kMostOthers; ++i) {
-                if (i < plan.cluster - 1) load_groups(row_tile, part(i) * plan.groups + run * kSteps, others[i]);
-            }
-#pragma unroll
-            for (int i = 0; i < Cut::kMostOthers; ++i) {
-                float* const to = in_shared(plan.places.squares) + part(i) * plan.groups * kRowTile;
-                if (i < plan.cluster - 1) store_squares(others[i], to);
-            }
-        }
-    }
     ptx::cluster_wait();  // from here on the others' barriers are there
 
     int iteration = 0;
@@ -107,22 +83,22 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
         float inv_rms = 0.0f;
         if (kNorm && p.inv_rms != nullptr && row < p.rows) inv_rms = p.inv_rms[row];
         if (rms_inside) {
-            const int part_of_all = plan.groups * kRowTile, all = plan.cluster * part_of_all * 4;
-            float* const mine = whole_rows ? in_shared(plan.places.squares) + exchange.rank * part_of_all
-                                           : in_shared(plan.places.staged);
-            store_squares(raw, mine);
-            __syncthreads();
-            if (!whole_rows) {
-                if (static_cast<int>(threadIdx.x) < plan.groups * 4) {
-                    const int part = exchange.rank * plan.groups * 4 + threadIdx.x;
-                    const float4 four = reinterpret_cast<const float4*>(mine)[threadIdx.x];
-#pragma unroll 1
-                    for (int to = 0; to < plan.cluster; ++to) {
-                        exchange.send(to, Message::kSquares, turn, plan.places.squares + turn * all + part * 16, four);
-                    }
-                }
-                exchange.wait(Message::kSquares, iteration, bytes, further(2));
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) {
+                const float sum = squares_of_group<T>(raw[i]);
+                if (t == 0) in_shared(plan.places.staged)[(run * kSteps + i) * kRowTile + slot] = sum;
             }
+            __syncthreads();
+            const int all = plan.cluster * plan.groups * kRowTile * 4;
+            if (static_cast<int>(threadIdx.x) < plan.groups * 4) {
+                const int part = exchange.rank * plan.groups * 4 + threadIdx.x;
+                const float4 four = reinterpret_cast<const float4*>(in_shared(plan.places.staged))[threadIdx.x];
+#pragma unroll 1
+                for (int to = 0; to < plan.cluster; ++to) {
+                    exchange.send(to, Message::kSquares, turn, plan.places.squares + turn * all + part * 16, four);
+                }
+            }
+            exchange.wait(Message::kSquares, iteration, bytes, further(2));
             inv_rms = inverse_rms(in_shared(plan.places.squares + turn * all) + slot, groups, t, p.eps);
             if (row >= p.rows) inv_rms = 0.0f;
         }

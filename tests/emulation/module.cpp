@@ -115,8 +115,7 @@ Status launch_numbered(const GemmLoraUpParams& p) {
     return launch_one_of<T, Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x48x2, Tile64x64x2, Tile64x96x2,
                          Tile64x96, Tile128x64x2, Tile128x96, Tile128x128, Tile128x176, Tile128x192, Tile192x96,
                          Tile192x128, Tile192x176, Tile192x192, Tile256x128, Tile64x16x4c2, Tile64x16x4c4,
-                         Tile64x16x2c4, Tile64x32x4c4, Tile64x32x2c4, Tile64x64x2c2, Tile64x64x2c4, Tile128x64x2c2,
-                         Tile128x128c2, Tile128x128c4, Tile128x192c2>(p);
+                         Tile128x64x2c2, Tile128x128c2>(p);
 }
 
 int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t row_scales, uintptr_t lora_act,
