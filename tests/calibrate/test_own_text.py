@@ -119,6 +119,21 @@ def test_logits_that_are_no_numbers(small: nn.Module, bad: float) -> None:
     hook.remove()
 
 
+def test_one_bad_step_between_two_looks(small: nn.Module) -> None:
+    calls = 0
+
+    def spoil(logits: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return logits * torch.nan if calls == 7 else logits
+
+    hook = changed(small, spoil)
+    with pytest.raises(NonFiniteError):
+        sample_tokens(small, 2, 4, 128, batch_size=1)
+    assert calls > 7
+    hook.remove()
+
+
 def test_a_token_that_is_ruled_out_is_no_error(small: nn.Module) -> None:
     assert (sample_tokens(small, 2, 20, 16)[:, 1:] == 3).any()
     hook = changed(small, lambda logits: logits.index_fill(-1, torch.tensor([3]), -torch.inf))
