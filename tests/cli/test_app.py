@@ -14,7 +14,7 @@ from omniw4 import __version__
 from omniw4.errors import OmniW4Error, VerdictError
 
 VERBS = [
-    *("calibrate", "quantize", "repack", "verify", "bench", "inspect"),
+    *("generate", "calibrate", "quantize", "repack", "verify", "bench", "inspect"),
     *("profile", "report", "export", "roofline", "doctor"),
 ]
 

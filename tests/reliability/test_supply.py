@@ -141,6 +141,7 @@ def test_code_in_a_model_folder_is_not_run(model: Path, text: Path, tmp_path: Pa
     config["model_type"] = "evil"
     (folder / "config.json").write_text(json.dumps(config))
     for verb in (
+        ("generate", folder, "--out", tmp_path / "own.jsonl"),
         ("calibrate", folder, "--dataset", text, "--out", tmp_path / "stats"),
         ("quantize", folder, "--config", "rtn", "--out", tmp_path / "out"),
         ("quantize", folder, "--config", "rtn", "--dry-run"),
@@ -172,6 +173,7 @@ def test_no_verb_with_local_inputs_looks_for_the_network(model: Path, text: Path
     """One process without HF_HUB_OFFLINE in which every look-up and connection fails and is counted."""
     stats, out = tmp_path / "stats", tmp_path / "out"
     verbs = [
+        f"generate {model} --out {tmp_path / 'own.jsonl'} --samples 2 --seq-len 16 --quiet",
         f"calibrate {model} --dataset {text} --out {stats} --samples 4 --seq-len 64 --quiet",
         f"quantize {model} --stats {stats} --dry-run --quiet",
         f"quantize {model} --stats {stats} --out {out} --quiet",
@@ -186,11 +188,8 @@ def test_no_verb_with_local_inputs_looks_for_the_network(model: Path, text: Path
     )
     lines = done.stdout.splitlines()
     assert lines[-1] == "attempts []", done.stdout[-2000:] + done.stderr[-2000:]
-    codes = [
-        line
-        for line in lines
-        if line[:1].isdigit() and line.split()[-1] in ("calibrate", "quantize", "inspect", "repack", "verify")
-    ]
+    names = {verb.split()[0] for verb in verbs}
+    codes = [line for line in lines if line[:1].isdigit() and line.split()[-1] in names]
     assert len(codes) == len(verbs), done.stdout[-2000:] + done.stderr[-2000:]
     assert all(line.startswith(("0 ", "1 verify")) for line in codes), done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -13,12 +13,14 @@ import pytest
 from storage_helpers import FullDisk, fail_with, run_script
 
 from killing import folder_bytes
-from omniw4.errors import StorageError
+from omniw4.errors import OutputExistsError, StorageError
 from omniw4.storage import (
     atomic_copy,
     atomic_write,
     atomic_write_json,
+    check_file,
     files,
+    put_file,
     sha256_file,
 )
 from omniw4.storage.files import replacing
@@ -145,3 +147,27 @@ def test_a_closed_pipe_is_no_fault_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(BrokenPipeError), replacing(tmp_path / "out"):
         raise BrokenPipeError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_a_user_names(tmp_path: Path) -> None:
+    """The check before the work refuses what writing would, and makes nothing."""
+    out = tmp_path / "a" / "b" / "out.jsonl"
+    check_file(out)
+    assert list(tmp_path.iterdir()) == []
+    put_file(out, "first")
+    for refuse in (check_file, lambda path: put_file(path, "second")):
+        with pytest.raises(OutputExistsError, match=r"out\.jsonl' exists"):
+            refuse(out)
+    check_file(out, overwrite=True)
+    assert out.read_text() == "first"
+    put_file(out, "second", overwrite=True)
+    assert [(p.name, p.read_text()) for p in out.parent.iterdir()] == [("out.jsonl", "second")]
+    inside, folder = out / "inside.jsonl", out.parent
+    for refuse in (check_file, lambda path, **flags: put_file(path, "third", **flags)):
+        with pytest.raises(StorageError, match=r"cannot write .*inside\.jsonl"):
+            refuse(inside)
+        with pytest.raises(OutputExistsError, match="is no file"):
+            refuse(folder, overwrite=True)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(OutputExistsError, match="is no file"):
+        check_file(tmp_path / "dangling", overwrite=True)

@@ -11,6 +11,7 @@ import torch
 from omniw4.calibrate.capture import capture
 from omniw4.calibrate.dataset import TokenSet, dataset_name, read_text, tokenize
 from omniw4.calibrate.omnivoice import capture_decoding
+from omniw4.calibrate.own_text import OwnText, sample_tokens, write_text
 from omniw4.calibrate.prompts import read_prompts
 from omniw4.calibrate.relay import Relay
 from omniw4.calibrate.sources import HiddenSource, TokenSource, read_hidden
@@ -21,6 +22,7 @@ from omniw4.model import LoadedModel, check_positions, find_backbone
 
 __all__ = [
     "HiddenSource",
+    "OwnText",
     "Relay",
     "Stats",
     "TokenSet",
@@ -33,7 +35,9 @@ __all__ = [
     "read_hidden",
     "read_prompts",
     "read_text",
+    "sample_tokens",
     "tokenize",
+    "write_text",
 ]
 
 

@@ -26,6 +26,7 @@ from omniw4.cli import (
     calibrate,
     doctor,
     export,
+    generate,
     inspect,
     options,
     profile,
@@ -74,6 +75,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for _verb, _module in {
+    "generate": generate,
     "calibrate": calibrate,
     "quantize": quantize,
     "repack": repack,

@@ -35,10 +35,8 @@ def command(
             "--through", metavar="DIR", help="A checkpoint of MODEL: see inputs as its quantized linears make them."
         ),
     ] = None,
-    samples: Annotated[int | None, typer.Option("--samples", metavar="N", help="Sequences.", show_default="32")] = None,
-    seq_len: Annotated[
-        int | None, typer.Option("--seq-len", metavar="N", help="Tokens a sequence.", show_default="1024")
-    ] = None,
+    samples: options.Samples = None,
+    seq_len: options.SeqLen = None,
     batch_size: Annotated[
         int | None,
         typer.Option("--batch-size", metavar="N", help="Sequences a forward; the statistics stay.", show_default="1"),

@@ -38,6 +38,10 @@ Bos = Annotated[
     str | None,
     typer.Option("--bos", metavar="NAME", help="Begin with BOS: model (as its tokenizer does), always or never."),
 ]
+Samples = Annotated[int | None, typer.Option("--samples", metavar="N", min=1, help="Sequences.", show_default="32")]
+SeqLen = Annotated[
+    int | None, typer.Option("--seq-len", metavar="N", min=8, help="Tokens a sequence.", show_default="1024")
+]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Torch device: cpu, cuda, cuda:1.")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="NAME", help="auto, float32, float16 or bfloat16.")]
 GgufFile = Annotated[

@@ -7,7 +7,16 @@ by one. Every failing system call becomes a
 :class:`~omniw4.errors.StorageError`.
 """
 
-from omniw4.storage.files import atomic_copy, atomic_write, atomic_write_json, explain_os_errors, json_text, sha256_file
+from omniw4.storage.files import (
+    atomic_copy,
+    atomic_write,
+    atomic_write_json,
+    check_file,
+    explain_os_errors,
+    json_text,
+    put_file,
+    sha256_file,
+)
 from omniw4.storage.output_folder import OutputFolder
 from omniw4.storage.own_files import OwnFiles
 from omniw4.storage.tensor_file import ITEMSIZE, TensorFileWriter, dtype_name, sha256_tensors, tensor_bytes
@@ -20,9 +29,11 @@ __all__ = [
     "atomic_copy",
     "atomic_write",
     "atomic_write_json",
+    "check_file",
     "dtype_name",
     "explain_os_errors",
     "json_text",
+    "put_file",
     "sha256_file",
     "sha256_tensors",
     "tensor_bytes",

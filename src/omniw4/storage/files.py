@@ -10,11 +10,12 @@ import math
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from omniw4.errors import StorageError
+from omniw4.errors import OutputExistsError, StorageError
 
 CHUNK = 4 << 20
 TEMP_SUFFIX = ".omniw4-tmp"
@@ -74,6 +75,47 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     """Write a whole file, or leave what was there. Text is UTF-8. Raises StorageError."""
     with replacing(Path(path)) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def check_file(path: str | Path, *, overwrite: bool = False) -> None:
+    """Refuse what :func:`put_file` would refuse, leaving nothing: before slow work that ends there.
+
+    Raises:
+        OutputExistsError: it exists and ``overwrite`` is not given, or it is no ordinary file.
+        StorageError: nothing can be written there.
+    """
+    path = Path(path)
+    _refuse_existing(path, overwrite)
+    with explain_os_errors("write", path):
+        nearest = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+        with tempfile.TemporaryFile(dir=nearest):  # of no name
+            pass
+
+
+def put_file(path: str | Path, data: bytes | str, *, overwrite: bool = False) -> None:
+    """:func:`atomic_write` of a file that a user named, into a folder that is made if need be.
+
+    Raises:
+        OutputExistsError, StorageError: as :func:`check_file`.
+    """
+    path = Path(path)
+    _refuse_existing(path, overwrite)
+    with explain_os_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, data)
+
+
+def _refuse_existing(path: Path, overwrite: bool) -> None:
+    if not os.path.lexists(path):
+        return
+    if not path.is_file():
+        raise OutputExistsError(
+            f"output {str(path)!r} is no file and will not be replaced", hint="give --out another name"
+        )
+    if not overwrite:
+        raise OutputExistsError(
+            f"output {str(path)!r} exists", hint="give --out another name, or replace it with --overwrite"
+        )
 
 
 def atomic_write_json(path: str | Path, obj: Any) -> None:
