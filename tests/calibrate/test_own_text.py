@@ -202,6 +202,9 @@ def test_what_a_text_begins_with() -> None:
     without = make_tokenizer()
     without.eos_token = "a"
     assert begin_token(without, "mine") == without.convert_tokens_to_ids("a")
+    assert begin_token(tokenizer, "mine", "a") == tokenizer.convert_tokens_to_ids("a")
+    with pytest.raises(ModelError, match="no token 'nowhere'"):
+        begin_token(tokenizer, "mine", "nowhere")
     with pytest.raises(ModelError, match="neither a BOS nor an EOS token"):
         begin_token(make_tokenizer(), "mine")
     with pytest.raises(ModelError, match="'mine' has no tokenizer"):

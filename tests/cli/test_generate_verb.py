@@ -62,6 +62,18 @@ def test_fewer_samples_are_the_first_of_more(run: Run, qwen3: Path, own: Path, t
     assert (tmp_path / "own.jsonl").read_bytes().splitlines() == own.read_bytes().splitlines()[:2]
 
 
+def test_another_beginning(run: Run, qwen3: Path, own: Path, tmp_path: Path) -> None:
+    out = tmp_path / "own.jsonl"
+    ran = run("generate", qwen3, "--out", out, *SMALL, "--begin", "a", "--json")
+    assert ran.code == 0
+    assert json.loads(ran.stdout)["begin"] != 0
+    assert out.read_bytes() != own.read_bytes()
+    ran = run("generate", qwen3, "--out", tmp_path / "none.jsonl", *SMALL, "--begin", "no such token")
+    assert ran.code != 0
+    assert "no token 'no such token'" in ran.stderr
+    assert not (tmp_path / "none.jsonl").exists()
+
+
 def test_the_document(run: Run, qwen3: Path, tmp_path: Path) -> None:
     out = tmp_path / "own.jsonl"
     ran = run("generate", qwen3, "--out", out, *SMALL, "--seed", 5, "--temperature", 0.9, "--json")

@@ -1,7 +1,7 @@
 """Text by the model itself: sequences sampled from its own distribution, to calibrate and distil on without any data.
 
-A sequence begins with BOS and nothing else, and goes on to its full length, whatever the model emits. Token ``t`` is
-drawn as ``argmax_v(logits_v - temperature · log E_v)`` with ``E_v`` exponentially distributed, which is a draw from
+A sequence begins with BOS (or another token) alone, and goes on to its full length, whatever the model emits. Token
+``t`` is drawn as ``argmax_v(logits_v - temperature · log E_v)`` with ``E_v`` exponentially distributed, which is a draw from
 ``softmax(logits / temperature)`` (the Gumbel-max trick). Each sequence has random numbers of its own, so that its text
 does not depend on what is sampled beside it; and a logit that is rounded otherwise in a batch of another size changes
 the token only where two of them were equal but for that rounding, however many tokens the vocabulary has.
@@ -57,25 +57,27 @@ def write_text(
     temperature: float = 1.0,
     seed: int = 0,
     batch_size: int = BATCH,
+    begin: str | None = None,
     on_tokens: OnTokens | None = None,
 ) -> OwnText:
     """Let a causal language model write ``samples`` texts, and decode them without special tokens.
 
     Args:
         loaded: in eval mode, with its tokenizer.
+        begin: the token that a text begins after, as :func:`begin_token` takes it.
         seq_len, temperature, seed, batch_size, on_tokens: of :func:`sample_tokens`.
 
     Raises:
-        ModelError: no causal language model, or none with a key/value cache; no tokenizer, none with BOS or EOS, or
-            one of another model.
+        ModelError: no causal language model, or none with a key/value cache; no tokenizer, none with that token, or one
+            of another model.
         UsageError, NonFiniteError: as :func:`sample_tokens`.
         DatasetError: all texts are empty.
     """
     check_causal(loaded.model, loaded.source)
-    begin = begin_token(loaded.tokenizer, loaded.source)
+    first = begin_token(loaded.tokenizer, loaded.source, begin)
     tokens = sample_tokens(
         loaded.model,
-        begin,
+        first,
         samples,
         seq_len,
         temperature=temperature,
@@ -94,7 +96,7 @@ def write_text(
             f"all {samples} texts that model {loaded.source!r} wrote are empty",
             hint="raise --seq-len; a model that was not trained on text writes none",
         )
-    return OwnText(texts, samples - len(texts), samples * (seq_len - 1), begin)
+    return OwnText(texts, samples - len(texts), samples * (seq_len - 1), first)
 
 
 @torch.inference_mode()
@@ -185,20 +187,28 @@ def check_causal(model: nn.Module, name: str) -> None:
         )
 
 
-def begin_token(tokenizer: PreTrainedTokenizerBase | None, name: str) -> int:
-    """The token that a text begins after: the tokenizer's BOS, or without one its EOS.
+def begin_token(tokenizer: PreTrainedTokenizerBase | None, name: str, token: str | None = None) -> int:
+    """The token that a text begins after: ``token``, or else the tokenizer's BOS, or without one its EOS.
 
     Raises:
-        ModelError: no tokenizer, or one with neither.
+        ModelError: no tokenizer, or one without that token.
     """
     if tokenizer is None:
         raise ModelError(
             f"model {name!r} has no tokenizer, so its tokens are no text",
             hint="copy its tokenizer files into the model folder",
         )
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
+    if token is not None:
+        number = tokenizer.get_vocab().get(token)
+        if number is None:
+            raise ModelError(
+                f"the tokenizer of model {name!r} has no token {token!r} for a text to begin with",
+                hint="give one as it is written in the vocabulary, such as '<|endoftext|>'",
+            )
+        return int(number)
+    for special in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if special is not None:
+            return int(special)
     raise ModelError(
         f"the tokenizer of model {name!r} has neither a BOS nor an EOS token for a text to begin with",
         hint="name one in its tokenizer_config.json",

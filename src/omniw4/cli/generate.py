@@ -30,6 +30,15 @@ def command(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", min=0, help="Which texts.", show_default="0")
     ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--begin",
+            metavar="TOKEN",
+            help="What a text begins after: of a chat model, the token between documents.",
+            show_default="BOS, or else EOS",
+        ),
+    ] = None,
     device: options.Device = "cpu",
     dtype: options.Dtype = "auto",
     gguf_file: options.GgufFile = None,
@@ -61,7 +70,9 @@ def command(
     own_text.check_causal(skeleton, model)
     models.check_positions(skeleton, chosen.seq_len)
     del skeleton
-    own_text.begin_token(models.tokenizer(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code), model)
+    own_text.begin_token(
+        models.tokenizer(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code), model, begin
+    )
     loaded = models.load(model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
     output.note(f"{loaded.source} writes {chosen.samples}×{chosen.seq_len} tokens")
     with output.progress("writing") as bar:
@@ -72,6 +83,7 @@ def command(
             temperature=temperature,
             seed=chosen.seed,
             batch_size=batch_size,
+            begin=begin,
             on_tokens=bar.step,
         )
     warnings = [f"{own.empty} of {chosen.samples} texts are empty and were left out"] if own.empty else []
