@@ -8,8 +8,7 @@ using T = __half;
 using namespace sm90a::integer;
 const Registration kKernels[] = {entry<T, Tile128x64x2>(), entry<T, Tile128x96>(),  entry<T, Tile128x128>(),
                                  entry<T, Tile128x176>(),  entry<T, Tile128x192>(), entry<T, Tile192x96>(),
-                                 entry<T, Tile192x128>(),  entry<T, Tile192x176>(), entry<T, Tile192x192>(),
-                                 entry<T, Tile256x128>()};
+                                 entry<T, Tile192x128>(),  entry<T, Tile192x176>(), entry<T, Tile192x192>()};
 }  // namespace
 
 Status launch_integer_half_high_sm90a(const GemmLoraUpParams& p, TileChoice tile, int multiprocessors,
@@ -24,7 +23,6 @@ Status launch_integer_half_high_sm90a(const GemmLoraUpParams& p, TileChoice tile
         case TileChoice::k192x128: return launch_tile<T, Tile192x128>(p, multiprocessors, stream);
         case TileChoice::k192x176: return launch_tile<T, Tile192x176>(p, multiprocessors, stream);
         case TileChoice::k192x192: return launch_tile<T, Tile192x192>(p, multiprocessors, stream);
-        case TileChoice::k256x128: return launch_tile<T, Tile256x128>(p, multiprocessors, stream);
         default: return Status::kUnsupported;
     }
 }

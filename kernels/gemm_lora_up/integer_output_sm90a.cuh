@@ -146,7 +146,7 @@ struct Output {
         int at[Plan::kOutStages];
 #pragma unroll
         for (int i = 0; i < Plan::kOutStages; ++i) {
-            at[i] = ring.next_for_output();
+            at[i] = ring.next_full();
             out[i] = ring.stage(at[i]);
         }
         switch (p.epilogue) {

@@ -103,15 +103,6 @@ struct Ring {
         step(1);
         return i;
     }
-    // A stage to write the result to. The producers have waited until it was empty; who writes waits for that itself too,
-    // so that whoever checks accesses needs not follow the barriers through a third thread.
-    __device__ __forceinline__ int next_for_output() {
-        const int i = next;
-        ptx::mbarrier_wait(full(i), phase);
-        ptx::mbarrier_wait(empty(i), phase ^ 1);
-        step(1);
-        return i;
-    }
     // A round's stage of one split.
     __device__ __forceinline__ int next_full(int split) {
         const int i = next + split;

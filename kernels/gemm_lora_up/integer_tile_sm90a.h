@@ -59,7 +59,6 @@ using Tile192x96 = Tile<3, 1, 96, 1, 1, 1>;
 using Tile192x128 = Tile<3, 1, 128, 1, 1, 1>;
 using Tile192x176 = Tile<3, 1, 176, 1, 1, 1>;
 using Tile192x192 = Tile<3, 1, 192, 1, 1, 1>;
-using Tile256x128 = Tile<2, 2, 128, 1, 1, 1>;
 using Tile64x16x4c2 = Tile<1, 1, 16, 1, 4, 2>;
 using Tile64x16x4c4 = Tile<1, 1, 16, 1, 4, 4>;
 using Tile128x64x2c2 = Tile<2, 1, 64, 1, 2, 2>;
@@ -84,12 +83,11 @@ enum class TileChoice : int32_t {
     k192x128,
     k192x176,
     k192x192,
-    k256x128,
     k64x16x4c2,
     k64x16x4c4,
     k128x64x2c2,
     k128x128c2,
 };
-constexpr int kTileChoices = 22;
+constexpr int kTileChoices = 21;
 
 }  // namespace omniw4::gemm::sm90a::integer

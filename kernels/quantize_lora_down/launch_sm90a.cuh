@@ -54,8 +54,18 @@ constexpr int kLeastCluster = 2;
 // a warp holds one group where a block has the eight of one sum. Measured on an H200.
 constexpr int kSpreadHalves = 1, kOneHalves = 4;
 
+// Whether two blocks a cluster suit: few ranks (more do not fit beside half of K), and rows that fill the multiprocessors
+// once, which smaller blocks in larger clusters do unevenly. Measured at 32 and 48 groups.
+inline bool pairs_suit(int row_tiles, int rank, int multiprocessors, int padded_groups, const Choice& pair) {
+    const int at_once = clusters_at_once(padded_groups, pair, multiprocessors);
+    return rank <= kRowTile && (pair.groups == 16 || pair.groups == 24) && row_tiles > at_once * 3 / 4 &&
+           row_tiles <= at_once;
+}
+
 // A warp holds more groups where that lets all of the rows run at a time, or where K asks for it.
-inline Choice choose(int row_tiles, int padded_groups, int multiprocessors) {
+inline Choice choose(int row_tiles, int rank, int padded_groups, int multiprocessors) {
+    const Choice pair{padded_groups / 2 <= 16 ? kTwo : kFour, padded_groups / 2};
+    if (pairs_suit(row_tiles, rank, multiprocessors, padded_groups, pair)) return pair;
     const auto fits = [&](const Choice& choice) { return blocks_of(padded_groups, choice) <= kPortableCluster; };
     const auto halves = [&](const Choice& choice) {
         return 2 * row_tiles * blocks_of(padded_groups, choice) / multiprocessors;
@@ -153,7 +163,7 @@ Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
         return Status::kLaunchFailed;
     }
     const int row_tiles = static_cast<int>(ceil_div(p.rows, kRowTile));
-    const Choice choice = p.cut == 0 ? choose(row_tiles, padded, multiprocessors) : Choice{p.cut / 64 - 1, p.cut % 64};
+    const Choice choice = p.cut == 0 ? choose(row_tiles, p.rank, padded, multiprocessors) : Choice{p.cut / 64 - 1, p.cut % 64};
     if (choice.cut < 0 || choice.cut >= kCuts || choice.groups <= 0 || choice.groups > kMostGroups ||
         choice.groups % kFigures[choice.cut].steps != 0 || threads_of(choice) > kFigures[choice.cut].max_threads ||
         blocks_of(padded, choice) > kMaxCluster || blocks_of(padded, choice) < kLeastCluster) {

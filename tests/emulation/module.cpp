@@ -114,7 +114,7 @@ template <class T>
 Status launch_numbered(const GemmLoraUpParams& p) {
     return launch_one_of<T, Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x48x2, Tile64x64x2, Tile64x96x2,
                          Tile64x96, Tile128x64x2, Tile128x96, Tile128x128, Tile128x176, Tile128x192, Tile192x96,
-                         Tile192x128, Tile192x176, Tile192x192, Tile256x128, Tile64x16x4c2, Tile64x16x4c4,
+                         Tile192x128, Tile192x176, Tile192x192, Tile64x16x4c2, Tile64x16x4c4,
                          Tile128x64x2c2, Tile128x128c2>(p);
 }
 
@@ -155,6 +155,10 @@ int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t ro
 PYBIND11_MODULE(emulated_kernels, m) {
     m.attr("tiles") = kTileChoices;
     m.def("quantize", &run_quantize);
+    m.def("choose_cut", [](int row_tiles, int rank, int padded_groups, int multiprocessors) {
+        const auto choice = quantize::sm90a::choose(row_tiles, rank, padded_groups, multiprocessors);
+        return (choice.cut + 1) * 64 + choice.groups;
+    });
     m.def("gemm_lora_up", &run_gemm);
     m.def("qknorm_rope", &run_qknorm_rope);
     m.def("choose_tile", [](int64_t rows, int64_t features, int columns, int head_dim, int multiprocessors) {

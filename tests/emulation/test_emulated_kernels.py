@@ -20,8 +20,8 @@ from problems import assert_same, relative_error
 pytestmark = pytest.mark.skipif(bool(build.why_impossible()), reason=build.why_impossible() or "can be compiled")
 HALF = torch.float16
 DTYPES = (torch.float16, torch.bfloat16)
-TILES = range(1, 23)
-CLUSTERS = range(19, 23)  # tiles whose K the blocks of a cluster share out
+TILES = range(1, 22)
+CLUSTERS = range(18, 22)  # tiles whose K the blocks of a cluster share out
 REFERENCE = 11  # 128x128, with which the others are compared
 EPILOGUES = {"plain": 0, "residual": 1, "swiglu": 2, "qknorm_rope": 3}
 
@@ -151,7 +151,7 @@ def test_a_gate_of_thousands_changes_nothing_beside_it() -> None:
     """Its exponential is infinite or nothing, and what lies beside it in a warp is as it was."""
     narrow = gemm(60, 128, 192, 16, 1, epilogue="swiglu", loud_row=20)
     assert narrow[20].abs().max() > 100 * narrow[21].abs().max()
-    for tile in (7, REFERENCE, 17, 20, 21):
+    for tile in (7, REFERENCE, 17, 19, 20):
         assert_same(gemm(60, 128, 192, 16, tile, epilogue="swiglu", loud_row=20), narrow, f"tile {tile}")
     quiet = gemm(60, 128, 192, 16, 1, epilogue="swiglu")
     keep = [row for row in range(60) if row != 20]
@@ -200,9 +200,9 @@ def test_clusters_are_chosen_where_few_tiles_have_much_to_do() -> None:
 @pytest.mark.parametrize(
     ("tile", "head_dim", "q_heads", "kv_heads"),
     [
-        (1, 64, 3, 1), (5, 64, 1, 1), (7, 64, 3, 1), (9, 64, 4, 2), (15, 64, 5, 1), (18, 64, 4, 2),
-        (9, 128, 2, 1), (10, 128, 1, 1), (11, 128, 2, 1), (12, 128, 4, 2), (13, 128, 2, 1), (18, 128, 3, 1),
-        (19, 64, 3, 1), (20, 64, 1, 1), (21, 64, 4, 2), (22, 64, 3, 1), (21, 128, 2, 1), (22, 128, 2, 1),
+        (1, 64, 3, 1), (5, 64, 1, 1), (7, 64, 3, 1), (9, 64, 4, 2), (15, 64, 5, 1),
+        (9, 128, 2, 1), (10, 128, 1, 1), (11, 128, 2, 1), (12, 128, 4, 2), (13, 128, 2, 1),
+        (18, 64, 3, 1), (19, 64, 1, 1), (20, 64, 4, 2), (21, 64, 3, 1), (20, 128, 2, 1), (21, 128, 2, 1),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

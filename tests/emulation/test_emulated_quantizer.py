@@ -152,6 +152,19 @@ def test_what_the_reference_does(m: int, k: int, rank: int) -> None:
     assert_same(alone[: m - some.start], padded[some], "the last rows alone")
 
 
+@pytest.mark.parametrize(("k", "pair"), [(2048, TWO + 16), (3072, FOUR + 24)])
+def test_rows_that_fill_the_multiprocessors_once_go_in_pairs_of_blocks(k: int, pair: int) -> None:
+    """With few ranks, from three quarters of the pairs that run at a time to all of them; the bits are the same."""
+    at_once = 64  # on 132 multiprocessors
+    chosen = {rows for rows in range(1, 4 * at_once) if emulated().choose_cut(rows, 16, k // 64, 132) == pair}
+    assert chosen == set(range(at_once * 3 // 4 + 1, at_once + 1))
+    assert all(emulated().choose_cut(rows, 32, k // 64, 132) != pair for rows in chosen)
+    x, down = inputs(32, k, 16)
+    assert emulated().choose_cut(2, 16, k // 64, 4) == pair
+    for one, other in zip(quantize(x, down, multiprocessors=4), quantize(x, down), strict=True):
+        assert_same(one, other, f"k {k}")
+
+
 CUTS = [
     ONE + 1, ONE + 3, ONE + 4, ONE + 8, TWO + 2, TWO + 6, TWO + 16, FOUR + 4, FOUR + 12, FOUR + 32, MANY + 4, MANY + 8,
 ]  # fmt: skip

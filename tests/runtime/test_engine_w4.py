@@ -18,6 +18,7 @@ from omniw4 import model as sources
 from omniw4.checkpoint import Checkpoint
 from omniw4.errors import ModelError, UsageError
 from omniw4.runtime import Qwen3Engine, accelerate, fuse
+from omniw4.runtime.backends import w4
 from omniw4.runtime.backends.w4 import PackedProjection, W4Backend
 from omniw4.runtime.qwen3 import DenseLinear
 from omniw4.runtime.swap import swap
@@ -77,6 +78,25 @@ def test_w4a8_is_the_same_weights_with_int8_activations() -> None:
     wanted = Qwen3Engine.from_model(swapped(model, eight), backend="w4a4", buckets=())(*inputs)
     assert_same(found, wanted, "w4a8")
     assert relative_error(found, Qwen3Engine.from_model(swapped(model, four), backend="w4a4", buckets=())(*inputs)) > 0
+
+
+@pytest.mark.parametrize("scale_type", ["float16", "integer"])
+def test_heads_in_the_product_or_after_it(scale_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the number of tokens, with the same bits."""
+    model = backbone()
+    linears = quantize_blocks(model, LinearSpec(rank=4))
+    if scale_type == "integer":
+        linears = {path: integer_scales(linear) for path, linear in linears.items()}
+    engine = Qwen3Engine.from_model(swapped(model, linears), backend="w4a4", buckets=())
+    inputs, tokens, rotations = packed(LENGTHS), sum(LENGTHS), []
+    rotate = w4.LayerNorms.rotate
+    monkeypatch.setattr(w4.LayerNorms, "rotate", lambda *args: (rotations.append(args), rotate(*args)))
+    found = []
+    for most in (tokens, tokens - 1):
+        monkeypatch.setattr(w4, "HEADS_IN_PRODUCT", most)
+        found.append(engine(*inputs))
+        assert len(rotations) == (0 if most == tokens else model.config.num_hidden_layers)
+    assert_same(found[0], found[1], "hidden states")
 
 
 @pytest.mark.parametrize("end", ["q_proj", "gate_proj", "o_proj", "down_proj"])

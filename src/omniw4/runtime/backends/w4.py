@@ -27,6 +27,9 @@ from omniw4.runtime.qwen3 import DenseLinear, LayerWeights, Linear, Qwen3Config,
 from omniw4.tensors import QuantizedLinear
 
 WGMMA_S8 = wgmma_s8.LAYOUT
+# Tokens up to which norm and rotation of heads are in the epilogue of the q/k/v product. Of more tokens a block has
+# many to do that for, with nothing to hide it, and the op after the product is faster. The bits are the same.
+HEADS_IN_PRODUCT = 384
 SEGMENT_STEP = 64  # rows, at whose multiples the kernels change to the next low-rank branch
 
 log = logging.getLogger(__name__)
@@ -210,7 +213,10 @@ class W4Layer:
         whole = self.qkv_proj[0]
         if len(self.qkv_proj) == 1 and isinstance(whole, PackedProjection):
             acts, stream = self._quantized_norm(whole, stream, self.norms.input_norm)
-            qkv = whole.gemm_qknorm_rope(acts, self.dtype, self.norms, rotary, self.config)
+            if acts.tokens <= HEADS_IN_PRODUCT:
+                return whole.gemm_qknorm_rope(acts, self.dtype, self.norms, rotary, self.config), stream
+            qkv = whole.gemm(acts, self.dtype)
+            self.norms.rotate(qkv, rotary, self.config)
             return qkv, stream
         x, stream = self.norms.before(stream, self.norms.input_norm, self.config.eps)
         qkv = torch.cat([projection(x) for projection in self.qkv_proj], dim=1)
