@@ -3,8 +3,8 @@
 A sequence begins with BOS (or another token) alone, and goes on to its full length, whatever the model emits. Token
 ``t`` is drawn as ``argmax_v(logits_v - temperature · log E_v)`` with ``E_v`` exponentially distributed, which is a draw
 from ``softmax(logits / temperature)`` (the Gumbel-max trick). Each sequence has random numbers of its own, so that its
-text does not depend on what is sampled beside it; and a logit that is rounded otherwise in a batch of another size changes
-the token only where two of them were equal but for that rounding, however many tokens the vocabulary has.
+text does not depend on what is sampled beside it; and a logit that is rounded otherwise in a batch of another size
+changes the token only where two of them were equal but for that rounding, however many tokens the vocabulary has.
 """
 
 from __future__ import annotations
