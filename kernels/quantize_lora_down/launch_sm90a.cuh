@@ -163,7 +163,8 @@ Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
         return Status::kLaunchFailed;
     }
     const int row_tiles = static_cast<int>(ceil_div(p.rows, kRowTile));
-    const Choice choice = p.cut == 0 ? choose(row_tiles, p.rank, padded, multiprocessors) : Choice{p.cut / 64 - 1, p.cut % 64};
+    const Choice choice =
+        p.cut == 0 ? choose(row_tiles, p.rank, padded, multiprocessors) : Choice{p.cut / 64 - 1, p.cut % 64};
     if (choice.cut < 0 || choice.cut >= kCuts || choice.groups <= 0 || choice.groups > kMostGroups ||
         choice.groups % kFigures[choice.cut].steps != 0 || threads_of(choice) > kFigures[choice.cut].max_threads ||
         blocks_of(padded, choice) > kMaxCluster || blocks_of(padded, choice) < kLeastCluster) {
