@@ -319,6 +319,22 @@ def test_untouched_tensors_are_held_once(folders):
     assert len(shared) == len(list(quantized.parameters()))
 
 
+def test_what_no_file_holds_is_not_judged(folders):
+    """The frequencies of RoPE, made on a GPU, differ in their last bits from those made on a CPU."""
+    from omniw4 import model as sources
+    from omniw4.runtime.load import load
+    from omniw4.verify.run import _share_untouched
+
+    reference, quantized = sources.load(folders[1], dtype="float32").model, load(folders[0])
+    paths, made = set(sources.block_linears(reference)), quantized.model.rotary_emb.inv_freq
+    made.copy_(torch.nextafter(made, torch.ones_like(made)))
+    assert not torch.equal(made, reference.model.rotary_emb.inv_freq)
+    assert _share_untouched(reference, quantized, paths).passed
+    quantized = load(folders[0])  # the one before has its tensors of the reference by now
+    quantized.model.norm.weight.data[0] += 1
+    assert "model.norm.weight" in _share_untouched(reference, quantized, paths).detail
+
+
 def test_a_packed_cache_beside_the_checkpoint_is_compared_with_it(folders, tmp_path):
     """A flipped code in the cache, whose header is whole, would be run by the kernels without a word."""
     checkpoint = copy(folders[0], tmp_path / "checkpoint")
