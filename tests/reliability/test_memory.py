@@ -14,8 +14,6 @@ from omniw4 import config
 from omniw4.config import Recipe
 from omniw4.quantize.plan import make_plan
 
-TOLERANCE = 0.15
-NOISE = 4 << 20  # bytes: what a process of the same work takes more or less from one run to the next
 CHANGES = {"gptq": {"order": "activation"}, "smooth": {"strength": "search"}}
 CASES = {  # recipe or what differs from the default, in_features, out_features of the linears that read one input
     "the factor of a wide input": ("default", 1536, (192,)),
@@ -45,7 +43,7 @@ def peaks_of_cases() -> dict[str, tuple[int, int]]:
 def test_the_plan_states_the_peak(peaks_of_cases: dict[str, tuple[int, int]], name: str) -> None:
     planned, measured = peaks_of_cases[name]
     told = f"planned {planned >> 20} MiB, measured {measured >> 20} MiB"
-    assert abs(planned - measured) < TOLERANCE * measured + NOISE, told
+    assert peaks.as_planned(planned, measured), told
 
 
 def test_an_8b_model_fits_12_gib() -> None:
