@@ -19,7 +19,7 @@ KERNELS = ROOT / "kernels"
 TIERS: list[tuple[set[str], bool]] = [
     ({"errors", "config", "patterns", "_ext"}, True),
     ({"int4", "hadamard", "tensors"}, True),
-    ({"storage", "model", "capture"}, True),
+    ({"storage", "model", "cuda_graph"}, True),
     ({"calibrate", "quantize", "distill", "checkpoint", "repack", "ops"}, False),
     ({"runtime"}, False),
     ({"verify", "bench", "profile", "roofline", "report", "doctor"}, False),

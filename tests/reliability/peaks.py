@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -74,6 +74,16 @@ def as_planned(planned: int, measured: int) -> bool:
     return abs(planned - measured) < TOLERANCE * measured + NOISE
 
 
+def first_as_planned(peaks: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The first that is, or the smallest if none is; what comes after it is not measured."""
+    seen = []
+    for peak in peaks:
+        if as_planned(*peak):
+            return peak
+        seen.append(peak)
+    return min(seen)
+
+
 def measure(outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path) -> tuple[int, int]:
     """Bytes (planned, measured) of quantizing linears ``[N, k]`` that read one input, in a process of their own.
 
@@ -137,11 +147,9 @@ def main() -> None:
             changes = {"recipe": name} if isinstance(name, dict) else {}
             recipe = config.load(None if changes or name == "default" else name, changes).recipe
             members = [f"{LINEAR}.{j}" for j in range(len(outputs))]
-            peaks: list[tuple[int, int]] = []
-            while len(peaks) < RUNS and not any(as_planned(*peak) for peak in peaks):
-                stats = write_stats(Path(folder) / f"{i}-{len(peaks)}" / "stats", k, members)
-                peaks.append(measure(outputs, k, recipe, stats))
-            found.append(next((peak for peak in peaks if as_planned(*peak)), min(peaks)))
+            runs = [Path(folder) / f"{i}-{run}" / "stats" for run in range(RUNS)]
+            peaks = (measure(outputs, k, recipe, write_stats(stats, k, members)) for stats in runs)
+            found.append(first_as_planned(peaks))
     print(json.dumps(found))
 
 

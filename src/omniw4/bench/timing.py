@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..capture import capture
+from omniw4.cuda_graph import capture
 
 WARMUP = 3
 REPETITIONS = 20

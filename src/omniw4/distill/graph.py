@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..capture import capture
+from omniw4.cuda_graph import capture
 
 if TYPE_CHECKING:
     from omniw4.distill.trainer import Example

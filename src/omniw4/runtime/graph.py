@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..capture import capture
+from omniw4.cuda_graph import capture
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 OnProgress = Callable[[int, int, str], None]

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
+from omniw4.cuda_graph import capture
 from omniw4.runtime.omnivoice.packing import Packing, Size, needed, pack
 from omniw4.runtime.omnivoice.step import DecodeState, Parts, Sampling, decode_step, decode_step_free
-
-from ...capture import capture
 
 BUCKETS = (  # fine, since a graph takes a twentieth of a second and a step as long as its bucket
     *range(128, 768, 64), *range(768, 1024, 128), *range(1024, 2048, 256), *range(2048, 6144 + 1, 512),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from omniw4.capture import capture
+from omniw4.cuda_graph import capture
 
 
 class Cycle:
