@@ -32,6 +32,24 @@ constexpr double estimate(const TileCost& tile, int64_t rows, int64_t padded_fea
     return time;
 }
 
+// Whether the table has the tiles of a list, from number `first` on.
+template <class... Tiles>
+constexpr bool has_costs_of(TileList<Tiles...>, int first) {
+    bool right = true;
+    int number = first;
+    const auto same = [&](int features, int tokens, int blocks, int splits, int cluster) {
+        const TileCost& cost = kCosts[number - 1];
+        right = right && static_cast<int>(cost.choice) == number && cost.features == features &&
+                cost.tokens == tokens && cost.blocks == blocks && cost.splits == splits && cost.cluster == cluster;
+        ++number;
+    };
+    (same(Tiles::kFeatures, Tiles::kTokens, Tiles::kBlocks, Tiles::kSplits, Tiles::kCluster), ...);
+    return right;
+}
+static_assert(has_costs_of(LowTiles{}, kFirstLow) && has_costs_of(HighTiles{}, kFirstHigh) &&
+              has_costs_of(ClusterTiles{}, kFirstCluster));
+static_assert(sizeof(kCosts) / sizeof(kCosts[0]) == kTileChoices);
+
 // The first in case of a tie. padded_features: N rounded up to 128; head_dim: tiles hold whole heads of that many, or 0.
 constexpr TileChoice choose_tile(int64_t rows, int64_t padded_features, int columns, int multiprocessors,
                                  int head_dim = 0) {

@@ -6,19 +6,12 @@ namespace omniw4::gemm {
 namespace {
 using T = __nv_bfloat16;
 using namespace sm90a::integer;
-const Registration kKernels[] = {entry<T, Tile64x16x4c2>(), entry<T, Tile64x16x4c4>(), entry<T, Tile128x64x2c2>(),
-                                 entry<T, Tile128x128c2>()};
+const Entries<T, ClusterTiles> kKernels;
 }  // namespace
 
 Status launch_integer_bfloat16_cluster_sm90a(const GemmLoraUpParams& p, TileChoice tile, int multiprocessors,
                                              cudaStream_t stream) {
-    switch (tile) {
-        case TileChoice::k64x16x4c2: return launch_tile<T, Tile64x16x4c2>(p, multiprocessors, stream);
-        case TileChoice::k64x16x4c4: return launch_tile<T, Tile64x16x4c4>(p, multiprocessors, stream);
-        case TileChoice::k128x64x2c2: return launch_tile<T, Tile128x64x2c2>(p, multiprocessors, stream);
-        case TileChoice::k128x128c2: return launch_tile<T, Tile128x128c2>(p, multiprocessors, stream);
-        default: return Status::kUnsupported;
-    }
+    return launch_one_of<T>(ClusterTiles{}, static_cast<int>(tile) - kFirstCluster, p, multiprocessors, stream);
 }
 
 }  // namespace omniw4::gemm

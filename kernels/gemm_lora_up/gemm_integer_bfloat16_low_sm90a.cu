@@ -6,24 +6,12 @@ namespace omniw4::gemm {
 namespace {
 using T = __nv_bfloat16;
 using namespace sm90a::integer;
-const Registration kKernels[] = {entry<T, Tile64x16x4>(), entry<T, Tile64x16x2>(), entry<T, Tile64x32x4>(),
-                                 entry<T, Tile64x32x2>(), entry<T, Tile64x48x2>(), entry<T, Tile64x64x2>(),
-                                 entry<T, Tile64x96x2>(), entry<T, Tile64x96>()};
+const Entries<T, LowTiles> kKernels;
 }  // namespace
 
 Status launch_integer_bfloat16_low_sm90a(const GemmLoraUpParams& p, TileChoice tile, int multiprocessors,
                                          cudaStream_t stream) {
-    switch (tile) {
-        case TileChoice::k64x16x4: return launch_tile<T, Tile64x16x4>(p, multiprocessors, stream);
-        case TileChoice::k64x16x2: return launch_tile<T, Tile64x16x2>(p, multiprocessors, stream);
-        case TileChoice::k64x32x4: return launch_tile<T, Tile64x32x4>(p, multiprocessors, stream);
-        case TileChoice::k64x32x2: return launch_tile<T, Tile64x32x2>(p, multiprocessors, stream);
-        case TileChoice::k64x48x2: return launch_tile<T, Tile64x48x2>(p, multiprocessors, stream);
-        case TileChoice::k64x64x2: return launch_tile<T, Tile64x64x2>(p, multiprocessors, stream);
-        case TileChoice::k64x96x2: return launch_tile<T, Tile64x96x2>(p, multiprocessors, stream);
-        case TileChoice::k64x96: return launch_tile<T, Tile64x96>(p, multiprocessors, stream);
-        default: return Status::kUnsupported;
-    }
+    return launch_one_of<T>(LowTiles{}, static_cast<int>(tile) - kFirstLow, p, multiprocessors, stream);
 }
 
 }  // namespace omniw4::gemm

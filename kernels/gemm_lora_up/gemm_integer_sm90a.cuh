@@ -90,9 +90,22 @@ Status launch_tile(const GemmLoraUpParams& p, int multiprocessors, cudaStream_t 
                                  stream, p);
 }
 
-template <class T, class Tile>
-Registration entry() {
-    return registered<gemm_lora_up_kernel<T, Tile>>(Tile::kThreads, Plan<Tile>::kBytes);
+// Tile number `index` of a list.
+template <class T, class... Tiles>
+Status launch_one_of(TileList<Tiles...>, int index, const GemmLoraUpParams& p, int multiprocessors,
+                     cudaStream_t stream) {
+    Status status = Status::kUnsupported;
+    int i = 0;
+    ((i++ == index ? static_cast<void>(status = launch_tile<T, Tiles>(p, multiprocessors, stream)) : void()), ...);
+    return status;
 }
+
+template <class T, class List>
+struct Entries;
+template <class T, class... Tiles>
+struct Entries<T, TileList<Tiles...>> {
+    Registration kernels[sizeof...(Tiles)] = {
+        registered<gemm_lora_up_kernel<T, Tiles>>(Tiles::kThreads, Plan<Tiles>::kBytes)...};
+};
 
 }  // namespace omniw4::gemm::sm90a::integer

@@ -82,16 +82,16 @@ Status launch_integer(const GemmLoraUpParams& p, cudaStream_t stream) {
     const int head_dim = p.epilogue == Epilogue::kQkNormRope ? p.heads.head_dim : 0;
     const TileChoice tile = p.tile != 0 ? static_cast<TileChoice>(p.tile)
                                         : choose_tile(p.rows, features, p.in_features, multiprocessors, head_dim);
-    const TileCost& cost = kCosts[static_cast<int>(tile) - 1];
-    if (head_dim > 0 && cost.features % head_dim != 0) return Status::kUnsupported;
+    const int number = static_cast<int>(tile);
+    if (head_dim > 0 && kCosts[number - 1].features % head_dim != 0) return Status::kUnsupported;
     const bool half = p.dtype == DType::kFloat16;
     gemm::IntegerLauncher* launcher = nullptr;
-    if (cost.cluster > 1) {
+    if (number >= kFirstCluster) {
         launcher = half ? gemm::launch_integer_half_cluster_sm90a : gemm::launch_integer_bfloat16_cluster_sm90a;
-    } else if (cost.features == 64) {
-        launcher = half ? gemm::launch_integer_half_low_sm90a : gemm::launch_integer_bfloat16_low_sm90a;
-    } else {
+    } else if (number >= kFirstHigh) {
         launcher = half ? gemm::launch_integer_half_high_sm90a : gemm::launch_integer_bfloat16_high_sm90a;
+    } else {
+        launcher = half ? gemm::launch_integer_half_low_sm90a : gemm::launch_integer_bfloat16_low_sm90a;
     }
     return launcher != nullptr ? launcher(p, tile, multiprocessors, stream) : Status::kUnsupported;
 }

@@ -88,6 +88,20 @@ enum class TileChoice : int32_t {
     k128x64x2c2,
     k128x128c2,
 };
-constexpr int kTileChoices = 21;
+
+// Tiles that are compiled together, in the order of their numbers.
+template <class... Tiles>
+struct TileList {
+    static constexpr int kCount = sizeof...(Tiles);
+};
+using LowTiles =
+    TileList<Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x48x2, Tile64x64x2, Tile64x96x2, Tile64x96>;
+using HighTiles = TileList<Tile128x64x2, Tile128x96, Tile128x128, Tile128x176, Tile128x192, Tile192x96, Tile192x128,
+                           Tile192x176, Tile192x192>;
+using ClusterTiles = TileList<Tile64x16x4c2, Tile64x16x4c4, Tile128x64x2c2, Tile128x128c2>;
+constexpr int kFirstLow = 1;
+constexpr int kFirstHigh = kFirstLow + LowTiles::kCount;
+constexpr int kFirstCluster = kFirstHigh + HighTiles::kCount;
+constexpr int kTileChoices = kFirstCluster + ClusterTiles::kCount - 1;
 
 }  // namespace omniw4::gemm::sm90a::integer

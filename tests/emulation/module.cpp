@@ -102,20 +102,11 @@ int run_qknorm_rope(uintptr_t qkv, const std::vector<uintptr_t>& heads, int64_t 
     return static_cast<int>(launch_qknorm_rope(p, nullptr));
 }
 
-template <class T, class... Tiles>
-Status launch_one_of(const GemmLoraUpParams& p) {
-    Status status = Status::kUnsupported;
-    int number = 0;
-    ((++number == p.tile ? (status = launch_tile<T, Tiles>(p, multiprocessors, nullptr), 0) : 0), ...);
-    return status;
-}
-
 template <class T>
 Status launch_numbered(const GemmLoraUpParams& p) {
-    return launch_one_of<T, Tile64x16x4, Tile64x16x2, Tile64x32x4, Tile64x32x2, Tile64x48x2, Tile64x64x2, Tile64x96x2,
-                         Tile64x96, Tile128x64x2, Tile128x96, Tile128x128, Tile128x176, Tile128x192, Tile192x96,
-                         Tile192x128, Tile192x176, Tile192x192, Tile64x16x4c2, Tile64x16x4c4,
-                         Tile128x64x2c2, Tile128x128c2>(p);
+    if (p.tile >= kFirstCluster) return launch_one_of<T>(ClusterTiles{}, p.tile - kFirstCluster, p, multiprocessors, nullptr);
+    if (p.tile >= kFirstHigh) return launch_one_of<T>(HighTiles{}, p.tile - kFirstHigh, p, multiprocessors, nullptr);
+    return launch_one_of<T>(LowTiles{}, p.tile - kFirstLow, p, multiprocessors, nullptr);
 }
 
 int run_gemm(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t row_scales, uintptr_t lora_act,
