@@ -2,8 +2,8 @@
 // every kSplits-th of the block's stages of K.
 //
 // The small integer of a group is multiplied into the weights while they widen, so the sums stay int32 over all of K:
-// nothing is scaled before the end, and nothing depends on the order of K. One stage's products are under way while the
-// next one's weights widen into the other half of the registers.
+// nothing is scaled before the end, and nothing depends on the order of K. One stage's weights widen between the products
+// of the stage before, into the other half of the registers.
 #pragma once
 
 #include "../ptx/wgmma.cuh"
@@ -41,45 +41,67 @@ struct Consumer {
         if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(ring.empty(at), kSplits);
     }
 
-    __device__ __forceinline__ void widen(int at, int first_group, Weights& a) const {
+    // kUnit groups of a stage's weights, as they lie there.
+    struct Narrow {
+        uint32_t word[kRowBlocks][kUnit][4], scales[kRowBlocks][kUnit];
+    };
+    __device__ __forceinline__ void load(int at, int first_group, Narrow& narrow) const {
         const uint32_t blocks =
             ring.stage(at) + Plan::kWeights + (row_group() * kRowBlocks * 2 + first_group) * kBlockBytes;
-        uint32_t word[kRowBlocks][kUnit][4], scales[kRowBlocks][kUnit];
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
 #pragma unroll
             for (int group = 0; group < kUnit; ++group) {
                 const uint32_t block = blocks + (r * 2 + group) * kBlockBytes;
-                ptx::ld_shared_v4_b32(word[r][group], block + thread() * 16);
-                scales[r][group] = ptx::ld_shared_u16(block + kBlockCodes + thread() / 4 * 2);
+                ptx::ld_shared_v4_b32(narrow.word[r][group], block + thread() * 16);
+                narrow.scales[r][group] = ptx::ld_shared_u16(block + kBlockCodes + thread() / 4 * 2);
             }
         }
+    }
+    static __device__ __forceinline__ void widen(const Narrow& narrow, int group, Weights& a) {
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
+            const uint32_t scales = narrow.scales[r][group];
+            const uint32_t scale[2] = {scales & 0xff, scales >> 8};  // rows g, g + 8
+            const uint32_t offset[2] = {0x80808080u - scale[0] * 0x08080808u, 0x80808080u - scale[1] * 0x08080808u};
 #pragma unroll
-            for (int group = 0; group < kUnit; ++group) {
-                const uint32_t scale[2] = {scales[r][group] & 0xff, scales[r][group] >> 8};  // rows g, g + 8
-                const uint32_t offset[2] = {0x80808080u - scale[0] * 0x08080808u, 0x80808080u - scale[1] * 0x08080808u};
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    a[r][group][0][j] = times(word[r][group][j], scale[j % 2], offset[j % 2]);
-                    a[r][group][1][j] = times(word[r][group][j] >> 4, scale[j % 2], offset[j % 2]);
-                }
+            for (int j = 0; j < 4; ++j) {
+                const uint32_t word = narrow.word[r][group][j];
+                a[r][group][0][j] = times(word, scale[j % 2], offset[j % 2]);
+                a[r][group][1][j] = times(word >> 4, scale[j % 2], offset[j % 2]);
             }
         }
     }
 
-    // sums += kUnit groups of a stage. Where K ends in the middle of it, the tokens of the second group are zeros.
-    __device__ __forceinline__ void issue(int at, int first_group, Weights& a, Sums& sums) const {
-        widen(at, first_group, a);
+    // One k32 step of kUnit groups; b: descriptor of their tokens. Where K ends in the middle of a stage, the tokens of
+    // the second group are zeros.
+    static __device__ __forceinline__ void product(int step, const Weights& a, uint64_t b, Sums& sums) {
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) {
+            ptx::wgmma_m64k32_s8<Tile::kTokens>(sums[r], a[r][step / 2][step % 2], b + step * 2, true);
+        }
+    }
+
+    // sums += kUnit groups of a stage, widened in `a`; while tensor cores are at it, those that come next widen into
+    // `ahead`: a group before each of the later steps. `done` is called when all products before these are over; next()
+    // gives stage and first group of what comes next, and may wait for it.
+    template <bool more, class Done, class Next>
+    __device__ __forceinline__ void advance(int at, int first_group, const Weights& a, Weights& ahead, Sums& sums,
+                                            Done&& done, Next&& next) {
         const uint64_t b = ptx::wgmma_descriptor_128b(ring.stage(at) + Plan::kTokens + first_group * kGroup);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 2 * kUnit; ++step) {
+        for (int step = 0; step < kUnit; ++step) product(step, a, b, sums);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        done();
+        Narrow narrow;
+        if constexpr (more) next(narrow);
 #pragma unroll
-            for (int r = 0; r < kRowBlocks; ++r) {
-                ptx::wgmma_m64k32_s8<Tile::kTokens>(sums[r], a[r][step / 2][step % 2], b + step * 2, true);
-            }
+        for (int step = 0; step < kUnit; ++step) {
+            if constexpr (more) widen(narrow, step, ahead);
+            ptx::wgmma_fence();
+            product(kUnit + step, a, b, sums);
         }
         ptx::wgmma_commit();
     }
@@ -113,35 +135,42 @@ struct Consumer {
             }
         }
         Weights even, odd;
-        int current = ring.next_full(split());
+        int current = ring.next_full(split()), previous = -1;
         --left;
-        issue(current, 0, even, sums);
+        Narrow first;
+        load(current, 0, first);
+#pragma unroll
+        for (int group = 0; group < kUnit; ++group) widen(first, group, even);
+        const auto release_previous = [&] {
+            if (previous >= 0) release(previous);
+            previous = current;
+        };
+        const auto load_next = [&](Narrow& narrow) {
+            current = ring.next_full(split());
+            load(current, 0, narrow);
+        };
         if constexpr (kUnit == 2) {
-            const auto next = [&](Weights& a) {
-                const int at = ring.next_full(split());
-                issue(at, 0, a, sums);
-                ptx::wgmma_wait<1>();
-                release(current);
-                current = at;
-            };
 #pragma unroll 1
             for (; left >= 2; left -= 2) {
-                next(odd);
-                next(even);
+                advance<true>(current, 0, even, odd, sums, release_previous, load_next);
+                advance<true>(current, 0, odd, even, sums, release_previous, load_next);
             }
-            if (left > 0) next(odd);
+            if (left > 0) {
+                advance<true>(current, 0, even, odd, sums, release_previous, load_next);
+                advance<false>(current, 0, odd, even, sums, release_previous, load_next);
+            } else {
+                advance<false>(current, 0, even, odd, sums, release_previous, load_next);
+            }
         } else {
-            issue(current, 1, odd, sums);
+            const auto load_second = [&](Narrow& narrow) { load(current, 1, narrow); };
+            const auto nothing = [] {};
 #pragma unroll 1
             for (; left > 0; --left) {
-                const int at = ring.next_full(split());
-                ptx::wgmma_wait<1>();
-                issue(at, 0, even, sums);
-                ptx::wgmma_wait<1>();
-                release(current);
-                issue(at, 1, odd, sums);
-                current = at;
+                advance<true>(current, 0, even, odd, sums, release_previous, load_second);
+                advance<true>(current, 1, odd, even, sums, nothing, load_next);
             }
+            advance<true>(current, 0, even, odd, sums, release_previous, load_second);
+            advance<false>(current, 1, odd, even, sums, nothing, load_next);
         }
         before_last();
         ptx::wgmma_wait<0>();

@@ -24,11 +24,12 @@ __device__ __forceinline__ float squares_of_group(const uint4 (&raw)[2]) {
     return sum_over_quad(sum);
 }
 
-// 1 / RMS of a row from the sums of squares of its groups, sixteen floats apart: chain t adds groups t, t + 4, ...
+// 1 / RMS of a row from the sums of squares of its groups, kStride floats apart: chain t adds groups t, t + 4, ...
+template <int kStride>
 __device__ __forceinline__ float inverse_rms(const float* sums, int groups, int t, float eps) {
     float sum = 0.0f;
 #pragma unroll 4
-    for (int group = t; group < groups; group += 4) sum = __fadd_rn(sum, sums[group * kRowTile]);
+    for (int group = t; group < groups; group += 4) sum = __fadd_rn(sum, sums[group * kStride]);
     const float mean = __fdiv_rn(sum_over_quad(sum), static_cast<float>(groups * kGroup));
     return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, eps)));
 }

@@ -4,6 +4,7 @@
 #include "../common/launch.h"
 #include "../common/launch_pdl.h"
 #include "quantize_lora_down_sm90a.cuh"
+#include "whole_rows_sm90a.cuh"
 
 #include <algorithm>
 
@@ -12,7 +13,7 @@ namespace omniw4::quantize::sm90a {
 constexpr int kMaxGroups = 512;  // of a row
 constexpr int kOfOneGpc = 16;    // multiprocessors, at least, that can hold a cluster together
 
-// Number of a cut, and groups a block owns.
+// Number of a cut, and groups a block owns: none where blocks take whole rows.
 struct Choice {
     int cut, groups;
 };
@@ -30,6 +31,8 @@ constexpr Figures figures_of() {
 
 constexpr Figures kFigures[] = {figures_of<One>(), figures_of<Two>(), figures_of<Four>(), figures_of<Many>()};
 enum CutNumber { kOne, kTwo, kFour, kMany, kCuts };
+constexpr Figures kRowFigures[] = {figures_of<RowsOne>(), figures_of<RowsTwo>(), figures_of<RowsFour>()};
+enum RowCutNumber { kRowsOne = kCuts, kRowsTwo, kRowsFour, kAllCuts };
 
 inline int blocks_of(int padded_groups, const Choice& choice) {
     return static_cast<int>(ceil_div(padded_groups, choice.groups));
@@ -54,17 +57,39 @@ constexpr int kLeastCluster = 2;
 // a warp holds one group where a block has the eight of one sum. Measured on an H200.
 constexpr int kSpreadHalves = 1, kOneHalves = 4;
 
+inline int warps_of_rows(int cut, int padded_groups) {
+    return static_cast<int>(ceil_div(padded_groups, kRowFigures[cut - kRowsOne].steps));
+}
+
+// Whether blocks of whole rows suit: their number fills the multiprocessors once, or nearly. Of one row of 1024 columns
+// and few ranks there is little to do, so that clusters are as quick; with 48 ranks they are not. Measured at 16, 32, 48
+// and 64 groups; more ranks do not fit beside longer rows.
+inline bool rows_suit(int cut, int row_tiles, int rank, int multiprocessors, int padded_groups) {
+    constexpr int kRegisters = 65536, kShared = 227 * 1024;
+    const int threads = warps_of_rows(cut, padded_groups) * kWarp, blocks = 2 * row_tiles;
+    if (threads > kRowFigures[cut - kRowsOne].max_threads) return false;
+    const bool wide = padded_groups > 16;
+    if (wide ? rank > kRowTile : rank < 3 * kRowTile) return false;
+    const int shared = padded_groups * (rank / kRowTile) * (kFragmentBytes + kWarp * 16) + padded_groups * kGroup * 6;
+    if (shared > kMostShared) return false;
+    const int at_once =
+        multiprocessors * std::min(kRegisters / (kRowFigures[cut - kRowsOne].registers * threads), kShared / shared);
+    return blocks <= at_once && blocks > (wide ? at_once * 3 / 4 : at_once / 4);
+}
+
 // Whether two blocks a cluster suit: few ranks (more do not fit beside half of K), and rows that fill the multiprocessors
-// once, which smaller blocks in larger clusters do unevenly. Measured at 32 and 48 groups.
+// once, which smaller blocks in larger clusters do unevenly. Measured at 32 groups.
 inline bool pairs_suit(int row_tiles, int rank, int multiprocessors, int padded_groups, const Choice& pair) {
+    if (rank > kRowTile || pair.groups != 16) return false;
     const int at_once = clusters_at_once(padded_groups, pair, multiprocessors);
-    return rank <= kRowTile && (pair.groups == 16 || pair.groups == 24) && row_tiles > at_once * 3 / 4 &&
-           row_tiles <= at_once;
+    return row_tiles > at_once * 3 / 4 && row_tiles <= at_once;
 }
 
 // A warp holds more groups where that lets all of the rows run at a time, or where K asks for it.
 inline Choice choose(int row_tiles, int rank, int padded_groups, int multiprocessors) {
-    const Choice pair{padded_groups / 2 <= 16 ? kTwo : kFour, padded_groups / 2};
+    const int rows = padded_groups <= 16 ? kRowsOne : padded_groups > 32 && padded_groups <= 48 ? kRowsTwo : kRowsFour;
+    if (rows_suit(rows, row_tiles, rank, multiprocessors, padded_groups)) return {rows, 0};
+    const Choice pair{kTwo, padded_groups / 2};
     if (pairs_suit(row_tiles, rank, multiprocessors, padded_groups, pair)) return pair;
     const auto fits = [&](const Choice& choice) { return blocks_of(padded_groups, choice) <= kPortableCluster; };
     const auto halves = [&](const Choice& choice) {
@@ -85,17 +110,22 @@ inline Choice choose(int row_tiles, int rank, int padded_groups, int multiproces
     return {kFour, std::min(groups, kMostGroups)};
 }
 
-inline Plan plan_for(const QuantizeLoraDownParams& p, Grid grid, const Choice& choice) {
+inline Scales scales_for(const QuantizeLoraDownParams& p, Grid grid) {
     constexpr int kBelow16Bits = 30000;  // codes of values below `limit` are
     const double qmax = grid == Grid::kTokens8 ? 127 : 7;
     const double span = grid == Grid::kGroupsInteger ? qmax * kIntegerScaleMax : qmax;
-    Plan plan{};
-    plan.scales = {static_cast<float>(p.clip / span), static_cast<float>(p.clip / qmax), 0.0f,
-                   p.rotate ? 0x1p125f : INFINITY};
+    Scales scales{static_cast<float>(p.clip / span), static_cast<float>(p.clip / qmax), 0.0f,
+                  p.rotate ? 0x1p125f : INFINITY};
     // A code is at most qmax / clip, half as much again where its integer was rounded down; FP16 scales end at 65504.
     if (2 * qmax / p.clip < kBelow16Bits) {
-        plan.scales.limit = grid == Grid::kGroupsInteger ? 0x1p125f : static_cast<float>(60000 * qmax / p.clip);
+        scales.limit = grid == Grid::kGroupsInteger ? 0x1p125f : static_cast<float>(60000 * qmax / p.clip);
     }
+    return scales;
+}
+
+inline Plan plan_for(const QuantizeLoraDownParams& p, Grid grid, const Choice& choice) {
+    Plan plan{};
+    plan.scales = scales_for(p, grid);
     const int padded = static_cast<int>(round_up(p.cols / kGroup, 2)), steps = kFigures[choice.cut].steps;
     const int runs = choice.groups / steps;
     const int node = std::min(choice.groups & -choice.groups, kTree);
@@ -153,6 +183,48 @@ Status launch_cut(const QuantizeLoraDownParams& p, const Choice& choice, int mul
                                     : launch<T, Scaled, false, Cut>(p, choice, multiprocessors, stream);
 }
 
+inline RowPlan plan_for_rows(const QuantizeLoraDownParams& p, Grid grid, int cut) {
+    RowPlan plan{};
+    plan.scales = scales_for(p, grid);
+    const int steps = kRowFigures[cut - kRowsOne].steps, tiles = p.rank / kRowTile;
+    const int warps = warps_of_rows(cut, static_cast<int>(round_up(p.cols / kGroup, 2)));
+    int end = kBehindBarriers;
+    const auto take = [&](int bytes) { return std::exchange(end, end + bytes); };
+    plan.places.absmax = take(warps * kRowsOfBlock * 4);
+    plan.places.squares = take(p.norm_weight != nullptr && p.inv_rms == nullptr ? warps * steps * kRowsOfBlock * 4 : 0);
+    plan.places.down = take(p.cols / kGroup * tiles * kFragmentBytes);
+    plan.places.norm = take(p.norm_weight != nullptr ? p.cols * 2 : 0);
+    plan.places.smooth = take(p.inv_smooth != nullptr ? p.cols * 4 : 0);
+    plan.places.partial = take(warps * tiles * kWarp * 16);
+    plan.places.bytes = end;
+    return plan;
+}
+
+template <class T, class Scaled, bool kNorm, class Cut>
+Status launch_rows(const QuantizeLoraDownParams& p, const RowPlan& plan, int threads, cudaStream_t stream) {
+    constexpr auto kernel = quantize_rows_kernel<T, Scaled, kNorm, Cut>;
+    if (const Status status = allow_shared_memory<kernel>(kMostShared); status != Status::kOk) return status;
+    const dim3 blocks(static_cast<unsigned>(ceil_div(p.rows, kRowTile)) * 2);
+    return launch_early(kernel, blocks, threads, plan.places.bytes, stream, p, plan);
+}
+
+template <class T, class Scaled>
+Status launch_rows(const QuantizeLoraDownParams& p, int cut, cudaStream_t stream) {
+    const RowPlan plan = plan_for_rows(p, Scaled::kGrid, cut);
+    const int threads = warps_of_rows(cut, static_cast<int>(round_up(p.cols / kGroup, 2))) * kWarp;
+    if (plan.places.bytes > kMostShared || threads > kRowFigures[cut - kRowsOne].max_threads) return Status::kBadShape;
+    const auto launch_cut = [&](auto of) {
+        using Cut = decltype(of);
+        return p.norm_weight != nullptr ? launch_rows<T, Scaled, true, Cut>(p, plan, threads, stream)
+                                        : launch_rows<T, Scaled, false, Cut>(p, plan, threads, stream);
+    };
+    switch (cut) {
+        case kRowsOne: return launch_cut(RowsOne{});
+        case kRowsTwo: return launch_cut(RowsTwo{});
+        default: return launch_cut(RowsFour{});
+    }
+}
+
 template <class T, class Scaled>
 Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
     const int groups = p.cols / kGroup, padded = static_cast<int>(round_up(groups, 2));
@@ -165,6 +237,9 @@ Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
     const int row_tiles = static_cast<int>(ceil_div(p.rows, kRowTile));
     const Choice choice =
         p.cut == 0 ? choose(row_tiles, p.rank, padded, multiprocessors) : Choice{p.cut / 64 - 1, p.cut % 64};
+    if (choice.cut >= kRowsOne && choice.cut < kAllCuts && choice.groups == 0) {
+        return launch_rows<T, Scaled>(p, choice.cut, stream);
+    }
     if (choice.cut < 0 || choice.cut >= kCuts || choice.groups <= 0 || choice.groups > kMostGroups ||
         choice.groups % kFigures[choice.cut].steps != 0 || threads_of(choice) > kFigures[choice.cut].max_threads ||
         blocks_of(padded, choice) > kMaxCluster || blocks_of(padded, choice) < kLeastCluster) {
@@ -184,9 +259,15 @@ struct Kernels {
     static Registration entry() {
         return registered<quantize_lora_down_kernel<T, Scaled, kNorm, Cut>>(8 / Cut::kSteps * 2 * kWarp, 24 * 1024);
     }
-    Registration kernels[2 * kCuts] = {entry<false, One>(),  entry<true, One>(),   entry<false, Two>(),
-                                       entry<true, Two>(),   entry<false, Four>(), entry<true, Four>(),
-                                       entry<false, Many>(), entry<true, Many>()};
+    template <bool kNorm, class Cut>
+    static Registration rows() {
+        return registered<quantize_rows_kernel<T, Scaled, kNorm, Cut>>(16 / Cut::kSteps * kWarp, 48 * 1024);
+    }
+    Registration kernels[2 * kAllCuts] = {entry<false, One>(),     entry<true, One>(),     entry<false, Two>(),
+                                          entry<true, Two>(),      entry<false, Four>(),   entry<true, Four>(),
+                                          entry<false, Many>(),    entry<true, Many>(),    rows<false, RowsOne>(),
+                                          rows<true, RowsOne>(),   rows<false, RowsTwo>(), rows<true, RowsTwo>(),
+                                          rows<false, RowsFour>(), rows<true, RowsFour>()};
 };
 
 }  // namespace omniw4::quantize::sm90a

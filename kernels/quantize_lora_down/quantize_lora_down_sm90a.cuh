@@ -11,12 +11,9 @@
 // squares in four chains.
 #pragma once
 
-#include "../ptx/ld_global.cuh"
 #include "../ptx/pdl.cuh"
-#include "encode_sm90a.cuh"
 #include "exchange_sm90a.cuh"
-#include "group_sm90a.cuh"
-#include "output_wgmma.cuh"
+#include "run_sm90a.cuh"
 
 namespace omniw4::quantize::sm90a {
 
@@ -62,16 +59,7 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
     uint4 raw[kSteps][2];
     const auto load = [&](int of_row_tile) {
         const int64_t row = static_cast<int64_t>(of_row_tile) * kRowTile + at.token;
-        const T* const x = static_cast<const T*>(p.x) + row * p.row_stride + (first * kGroup + t * 8);
-#pragma unroll
-        for (int i = 0; i < 2 * kSteps; ++i) raw[i / 2][i % 2] = make_uint4(0, 0, 0, 0);
-        if (row >= p.rows) return;
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-            if (i >= count) break;
-            raw[i][0] = ptx::ld_global_once(x + i * kGroup);
-            raw[i][1] = ptx::ld_global_once(x + i * kGroup + 32);
-        }
+        load_run<T>(p, row, first * kGroup, count, t, raw);
     };
     load(row_tile);
     ptx::cluster_wait();  // from here on the others' barriers are there
@@ -99,27 +87,16 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
                 }
             }
             exchange.wait(Message::kSquares, iteration, bytes, further(2));
-            inv_rms = inverse_rms(in_shared(plan.places.squares + turn * all) + slot, groups, t, p.eps);
+            inv_rms = inverse_rms<kRowTile>(in_shared(plan.places.squares + turn * all) + slot, groups, t, p.eps);
             if (row >= p.rows) inv_rms = 0.0f;
         }
 
         if ((kNorm || p.inv_smooth != nullptr) && iteration == 0) ptx::mbarrier_wait(exchange.base + kBarriers, 0);
         float v[kSteps][16], largest = 0.0f, of_mine = 0.0f;  // absmax of all steps, and of step t % kSteps
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-            unpack8<T>(raw[i][0], v[i]);
-            unpack8<T>(raw[i][1], v[i] + 8);
-            const int group = run * kSteps + i;
-            if (i < count) {
-                transform_group<T, kNorm>(p, exchange.base + plan.places.norm + group * kGroup * 2,
-                                          exchange.base + plan.places.smooth + group * kGroup * 4, t, inv_rms, v[i]);
-            }
-            float absmax = absmax_tree(v[i]);
-            if (grid != Grid::kTokens8) absmax = max_over_quad(absmax);
-            if (absmax >= plan.scales.ceiling) absmax = __uint_as_float(0x7f800000);
-            largest = i == 0 ? absmax : ptx::max_nan(largest, absmax);
-            if (t % kSteps == i) of_mine = absmax;
-        }
+        const int in_block = run * kSteps * kGroup;
+        transform_run<T, kNorm, grid>(p, exchange.base + plan.places.norm + in_block * 2,
+                                      exchange.base + plan.places.smooth + in_block * 4, plan.scales.ceiling, count, t,
+                                      inv_rms, raw, v, largest, of_mine);
         if (further(1)) load(row_tile + clusters);
         if constexpr (grid != Grid::kGroups16) {
             if (grid == Grid::kTokens8) largest = max_over_quad(largest);
@@ -176,31 +153,8 @@ __global__ void __launch_bounds__(Cut::kMaxThreads) __maxnreg__(Cut::kRegisters)
             const int first_group = exchange.rank * plan.groups + here.run * kSteps;
             const int64_t here_row = static_cast<int64_t>(row_tile) * kRowTile + here.token;
             const WgmmaOutput output{p, static_cast<uint32_t>(plan.row_tiles) * kRowTile};
-            const TokenScale<grid> of_token(plan.scales, largest);
-            const GroupScale mine = group_scale(plan.scales, of_token, of_mine);
-            if (grid != Grid::kGroups16 && first_group == 0 && here.t == 0) {
-                output.store_token_scale(here_row, of_token.stored());
-            }
-            uint8_t* const codes_of_row = output.codes_of(row_tile, here.slot, first_group);
-            const uint32_t offset = WgmmaOutput::offset_of(here.slot, first_group, here.t);
-#pragma unroll
-            for (int i = 0; i < kSteps; ++i) {
-                uint2 codes[2];
-                float inverse = mine.inverse;
-                uint32_t whole = mine.whole;
-                if (kSteps > 1 && grid != Grid::kTokens8) {
-                    inverse = __shfl_sync(0xffffffffu, inverse, here.quad * 4 + i);
-                    whole = __shfl_sync(0xffffffffu, whole, here.quad * 4 + i);
-                }
-                encode_group<grid>(inverse, whole, v[i], codes);
-                if (first_group + i >= ((groups + 1) & ~1)) continue;
-                uint8_t* const line = codes_of_row + i / 2 * output.step_of_pairs();
-                *reinterpret_cast<uint2*>(line + (offset ^ i % 2 * 64)) = codes[0];
-                *reinterpret_cast<uint2*>(line + (offset ^ i % 2 * 64 ^ 32)) = codes[1];
-                if (grid == Grid::kGroups16 && here.t == i) {
-                    output.store_group_scale(here_row, first_group + i, mine.stored);
-                }
-            }
+            store_run<grid>(output, plan.scales, row_tile, here.slot, here_row, first_group, groups, here.quad, here.t,
+                            largest, of_mine, v);
         }
 
         if (tiles > 0) {

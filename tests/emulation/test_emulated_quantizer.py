@@ -22,6 +22,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 GRIDS = ((4, "integer"), (8, "integer"), (4, "float16"))
 EPS = 1e-6
 ONE, TWO, FOUR, MANY = 64, 128, 192, 256  # cuts, to which the groups of a block are added
+ROWS_ONE, ROWS_TWO, ROWS_FOUR = 320, 384, 448  # cuts of whole rows
 
 Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -152,21 +153,25 @@ def test_what_the_reference_does(m: int, k: int, rank: int) -> None:
     assert_same(alone[: m - some.start], padded[some], "the last rows alone")
 
 
-@pytest.mark.parametrize(("k", "pair"), [(2048, TWO + 16), (3072, FOUR + 24)])
-def test_rows_that_fill_the_multiprocessors_once_go_in_pairs_of_blocks(k: int, pair: int) -> None:
-    """With few ranks, from three quarters of the pairs that run at a time to all of them; the bits are the same."""
-    at_once = 64  # on 132 multiprocessors
-    chosen = {rows for rows in range(1, 4 * at_once) if emulated().choose_cut(rows, 16, k // 64, 132) == pair}
-    assert chosen == set(range(at_once * 3 // 4 + 1, at_once + 1))
-    assert all(emulated().choose_cut(rows, 32, k // 64, 132) != pair for rows in chosen)
-    x, down = inputs(32, k, 16)
-    assert emulated().choose_cut(2, 16, k // 64, 4) == pair
-    for one, other in zip(quantize(x, down, multiprocessors=4), quantize(x, down), strict=True):
+@pytest.mark.parametrize(("k", "rank", "cut", "first", "last"), [
+    (2048, 16, TWO + 16, 49, 64), (1024, 48, ROWS_ONE, 17, 66), (3072, 16, ROWS_TWO, 50, 66),
+    (2048, 16, ROWS_FOUR, 100, 132), (4096, 16, ROWS_FOUR, 50, 66),
+])  # fmt: skip
+def test_rows_that_fill_the_multiprocessors_once(k: int, rank: int, cut: int, first: int, last: int) -> None:
+    """They go in pairs of blocks, or in blocks of whole rows, with these ranks; the bits are the same."""
+    chosen = {tiles for tiles in range(1, 300) if emulated().choose_cut(tiles, rank, k // 64, 132) == cut}
+    assert chosen == set(range(first, last + 1))
+    other_rank = 16 if k == 1024 else 32
+    assert all(emulated().choose_cut(tiles, other_rank, k // 64, 132) != cut for tiles in chosen)
+    x, down = inputs(32, k, rank)
+    multiprocessors = next(n for n in range(1, 9) if emulated().choose_cut(2, rank, k // 64, n) == cut)
+    for one, other in zip(quantize(x, down, multiprocessors=multiprocessors), quantize(x, down), strict=True):
         assert_same(one, other, f"k {k}")
 
 
 CUTS = [
     ONE + 1, ONE + 3, ONE + 4, ONE + 8, TWO + 2, TWO + 6, TWO + 16, FOUR + 4, FOUR + 12, FOUR + 32, MANY + 4, MANY + 8,
+    ROWS_ONE, ROWS_TWO, ROWS_FOUR,
 ]  # fmt: skip
 
 
@@ -177,7 +182,7 @@ def test_every_cut_gives_the_same_bits(cut: int) -> None:
     m, k, rank = (
         67 if cut > MANY else 5,
         64 * max(11, cut % 64 + 1),
-        72 if cut == MANY + 8 else 16,
+        72 if cut in (MANY + 8, ROWS_ONE, ROWS_FOUR) else 16,
     )  # two blocks at least
     x, down = inputs(m, k, rank)
     norm, inv_smooth = weights(k, x.dtype)
@@ -193,7 +198,13 @@ def test_every_cut_gives_the_same_bits(cut: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "scale_type"), GRIDS)
 def test_every_grid_with_norm_and_smoothing(bits: int, scale_type: str, dtype: torch.dtype) -> None:
-    for m, k, cut in ((19, 320, ONE + 2), (5, 576, TWO + 4), (37, 704, MANY + 6)):
+    for m, k, cut in (
+        (19, 320, ONE + 2),
+        (5, 576, TWO + 4),
+        (37, 704, MANY + 6),
+        (21, 960, ROWS_ONE),
+        (8, 1984, ROWS_FOUR),
+    ):
         x, down = inputs(m, k, 16, dtype)
         norm, inv_smooth = weights(k, dtype)
         rms = inv_rms_in_order(x)
@@ -223,7 +234,7 @@ def test_values_at_the_edges(bits: int, scale_type: str, rotate: bool, dtype: to
         x[10 + i] = 0
         x[10 + i, i::16] = info.max / 2 ** (i - 2) if i > 2 else info.max
     x[20, :2], x[21, 64:70] = info.max, -info.max
-    for cut, clip in ((TWO + 4, 0.95), (FOUR + 4, 1e-4)):  # with the second no code fits 16 bits
+    for cut, clip in ((TWO + 4, 0.95), (ROWS_TWO, 0.95), (FOUR + 4, 1e-4)):  # with the second no code fits 16 bits
         found = quantize(x, bits=bits, scale_type=scale_type, rotate=rotate, clip=clip, cut=cut)
         codes, scales = wanted_codes(x, bits, scale_type, rotate=rotate, clip=clip)
         assert_same(found[0], codes, f"qact, clip {clip}")
@@ -257,6 +268,6 @@ def test_codes_of_many_numbers(bits: int, scale_type: str) -> None:
 
 def test_refused_cuts() -> None:
     x, _ = inputs(3, 2048, 0)
-    for cut in (ONE + 1, TWO + 3, FOUR + 36, 5 * 64 + 8, ONE + 16, FOUR + 32):
+    for cut in (ONE + 1, TWO + 3, FOUR + 36, 8 * 64, ONE + 16, FOUR + 32, ROWS_ONE, ROWS_TWO + 8):
         with pytest.raises(AssertionError):
             quantize(x, cut=cut)
