@@ -6,6 +6,7 @@
 // of the stage before, into the other half of the registers.
 #pragma once
 
+#include "../ptx/settle.cuh"
 #include "../ptx/wgmma.cuh"
 #include "integer_output_sm90a.cuh"
 #include "integer_pipeline_sm90a.cuh"
@@ -124,9 +125,11 @@ struct Consumer {
             for (int i = 0; i < Tile::kTokens / 2; ++i) sums[r][i] = 0;
         }
         pin(sums);
-        const int stages = problem.stages();
-        int left = (stages - split() + kSplits - 1) / kSplits;  // of this warpgroup's
-        const bool last_is_empty = kSplits > 1 && left < problem.rounds();
+        uint32_t stages = problem.stages();
+        ptx::settle(
+            stages);  // or what follows from it is worked out before the first tile, and held through all of them
+        int left = (static_cast<int>(stages) - split() + kSplits - 1) / kSplits;  // of this warpgroup's
+        const bool last_is_empty = kSplits > 1 && left < (static_cast<int>(stages) + kSplits - 1) / kSplits;
         if constexpr (kSplits > 1 || Tile::kClusters) {
             if (left <= 0) {
                 before_last();
@@ -165,11 +168,11 @@ struct Consumer {
             const auto load_second = [&](Narrow& narrow) { load(current, 1, narrow); };
             const auto nothing = [] {};
 #pragma unroll 1
-            for (; left > 0; --left) {
+            while (true) {
                 advance<true>(current, 0, even, odd, sums, release_previous, load_second);
+                if (--left < 0) break;
                 advance<true>(current, 1, odd, even, sums, nothing, load_next);
             }
-            advance<true>(current, 0, even, odd, sums, release_previous, load_second);
             advance<false>(current, 1, odd, even, sums, nothing, load_next);
         }
         before_last();

@@ -10,9 +10,10 @@
 #include "../ptx/bar_sync.cuh"
 #include "../ptx/fence_proxy.cuh"
 #include "../ptx/ldmatrix.cuh"
-#include "../ptx/mma_f16.cuh"
 #include "../ptx/shared_memory.cuh"
 #include "../ptx/stmatrix.cuh"
+#include "../ptx/wgmma.cuh"
+#include "../ptx/wgmma_f16.cuh"
 #include "integer_pipeline_sm90a.cuh"
 
 namespace omniw4::gemm::sm90a::integer {
@@ -143,17 +144,13 @@ struct Output {
         }
         if (problem.rank_steps() == 0) release(ring, last);
         if (has_units()) add_bias(acc);
-        int at[Plan::kOutStages];
 #pragma unroll
-        for (int i = 0; i < Plan::kOutStages; ++i) {
-            at[i] = ring.next_full();
-            out[i] = ring.stage(at[i]);
-        }
+        for (int i = 0; i < Plan::kOutStages; ++i) out[i] = ring.stage(ring.next_full());
         switch (p.epilogue) {
             case Epilogue::kSwiglu:
                 if (has_units()) store_gated(acc);
                 if (!last_tile) ptx::fence_proxy_async();  // copies write these stages next
-                ptx::bar_sync(1 + row_group(), kGroupThreads);
+                ptx::bar_sync(kEveryone, kConsumers);
                 copy_gated();
                 break;
             case Epilogue::kQkNormRope:
@@ -171,7 +168,7 @@ struct Output {
                 copy();
         }
 #pragma unroll
-        for (int i = 0; i < Plan::kOutStages; ++i) release(ring, at[i]);
+        for (int i = Plan::kOutStages; i > 0; --i) release(ring, ring.ago(i));
     }
 
     static __device__ __forceinline__ void release(const Ring<Plan>& ring, int at) {
@@ -207,24 +204,33 @@ struct Output {
         }
     }
 
-    // acc += one step of proj_up * lora_act^T.
+    // acc += one step of proj_up * lora_act^T, in products of as many units as there are left, a power of two.
     __device__ __forceinline__ void add_low_rank(uint32_t stage, Accumulators& acc) const {
+        constexpr uint32_t kCoreMatrix = 8 * 16, kUnitBytes = 2 * kCoreMatrix;
         const int first_segment = problem.segment(tile_feature);
-        uint32_t a[kRowBlocks][4], lora_act[kRowBlocks];
+        uint32_t a[kRowBlocks][4];
+        uint64_t b[kRowBlocks];
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
             const int row = first_row() + r * 64, segment = problem.segment(tile_feature + row) - first_segment;
             ptx::ld_shared_v4_b32(a[r], stage + Plan::kProjUp + ((row / 16 + warp()) * kWarp + index()) * 16);
-            lora_act[r] = stage + Plan::kLoraAct + segment * Plan::kSegmentBytes;
+            const uint32_t lora_act = stage + Plan::kLoraAct + segment * Plan::kSegmentBytes;
+            b[r] = ptx::wgmma_core_matrices(lora_act + first_unit() * kUnitBytes, kCoreMatrix, kUnitBytes);
         }
+        ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-#pragma unroll
-            for (int r = 0; r < kRowBlocks; ++r) {
-                uint32_t b[2];
-                ptx::ld_shared_v2_b32(b, lora_act[r] + ((first_unit() + i) * kWarp + index()) * 8);
-                ptx::mma_m16n8k16<T>(*reinterpret_cast<float (*)[4]>(&acc[r][4 * i]), a[r], b);
-            }
+        for (int r = 0; r < kRowBlocks; ++r) add_low_rank<0>(a[r], b[r], acc[r]);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+    }
+    template <int unit>
+    static __device__ __forceinline__ void add_low_rank(const uint32_t (&a)[4], uint64_t b, float (&acc)[4 * kUnits]) {
+        constexpr int kLeft = kUnits - unit;
+        if constexpr (kLeft > 0) {
+            constexpr int kNow = kLeft >= 8 ? 8 : kLeft >= 4 ? 4 : kLeft >= 2 ? 2 : 1;
+            ptx::wgmma_m64k16<8 * kNow, T, ptx::Major::kK>(*reinterpret_cast<float (*)[4 * kNow]>(&acc[4 * unit]), a,
+                                                           b + unit * 16, true);
+            add_low_rank<unit + kNow>(a, b, acc);
         }
     }
 
@@ -346,19 +352,23 @@ struct Output {
         }
     }
 
+    // All consumers together, so that what a token gets is one run of memory: 64 bytes of each row group on its own take
+    // twice as long.
     __device__ __forceinline__ void copy_gated() const {
-        using W = Words<kRowBlocks * 4>;
-        const W at = words_of<kRowBlocks * 4>();
+        constexpr int kTokenWords = Tile::kFeatures / 16, kStep = kConsumers / kTokenWords;
+        constexpr int kCount = (Tile::kOwnTokens + kStep - 1) / kStep;
+        static_assert(kConsumers % kTokenWords == 0 && (kStep < 16 || kStep % 16 == 0));
+        const uint32_t token = thread / kTokenWords, offset = thread % kTokenWords * 16;
         const int width = p.out_features / 2, left = tokens_left();
-        const int column = (tile_feature + first_row()) / 2 + at.word * 8;
-        const uint32_t offset = first_row() + at.word * 16;
+        const int column = tile_feature / 2 + static_cast<int>(offset) / 2;
         if (column >= width) return;
-        T* y = static_cast<T*>(p.y) + (first_token + at.token) * width + column;
+        T* y = static_cast<T*>(p.y) + (first_token + token) * width + column;
 #pragma unroll
-        for (int i = 0; i < W::kCount; ++i) {
-            const bool there = i * W::kStep + static_cast<int>(at.token) < left;
+        for (int i = 0; i < kCount; ++i) {
+            const bool there = i * kStep + static_cast<int>(token) < left;
             uint32_t word[4];
-            if (W::kWhole || there) ptx::ld_shared_v4_b32(word, row_address<W::kStep>(i, at.token) + offset);
+            if (kCount * kStep == Tile::kOwnTokens || there)
+                ptx::ld_shared_v4_b32(word, row_address<kStep>(i, token) + offset);
             if (there) {
                 if (width % 8 == 0) {
                     *reinterpret_cast<uint4*>(y) = make_uint4(word[0], word[1], word[2], word[3]);
@@ -367,7 +377,7 @@ struct Output {
                     if (column + 4 < width) reinterpret_cast<uint2*>(y)[1] = make_uint2(word[2], word[3]);
                 }
             }
-            y += W::kStep * width;
+            y += kStep * width;
         }
     }
 
@@ -378,7 +388,7 @@ struct Output {
         if constexpr (Tile::kFeatures % kHeadDim == 0) {
             constexpr int kLanes = kHeadDim / 8, kHeads = Tile::kFeatures / kHeadDim;
             constexpr int kItems = kConsumers / kLanes, kStep = kItems / kHeads;  // heads that are taken at once
-            constexpr int kBatch = Tile::kConsumerRegisters < 200 ? 2 : 4;        // cosines and sines take registers
+            constexpr int kBatch = Tile::kConsumerRegisters < 112 ? 1 : Tile::kConsumerRegisters < 200 ? 2 : 4;
             static_assert(kItems % kHeads == 0);
             const int item = thread / kLanes, i = thread % kLanes, token = item / kHeads, left = tokens_left();
             const int column = tile_feature + item % kHeads * kHeadDim + i * 8, head = column / kHeadDim;

@@ -97,6 +97,8 @@ struct Ring {
             phase ^= 1;
         }
     }
+    // The stage that was the next one `count` stages ago.
+    __device__ __forceinline__ int ago(int count) const { return next - count + (next < count ? Plan::kStages : 0); }
     __device__ __forceinline__ int next_full() {
         const int i = next;
         ptx::mbarrier_wait(full(i), phase);

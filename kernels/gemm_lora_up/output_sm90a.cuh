@@ -42,8 +42,8 @@ struct Output {
         for (int n8 = 0; n8 < tokens / 8; ++n8) {
 #pragma unroll
             for (int r = 0; r < row_blocks; ++r) {
-                uint32_t b[2];
-                ptx::ld_shared_v2_b32(b, lora_act[r] + (n8 * kWarp + lane.index) * 8);
+                const uint32_t pair = lora_act[r] + (2 * n8 * kWarp + lane.index) * 4;  // of two core matrices
+                const uint32_t b[2] = {ptx::ld_shared_b32(pair), ptx::ld_shared_b32(pair + kWarp * 4)};
                 ptx::mma_m16n8k16<T>(*reinterpret_cast<float (*)[4]>(&acc[r][4 * n8]), a[r], b);
             }
         }

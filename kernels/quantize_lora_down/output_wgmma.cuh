@@ -43,8 +43,8 @@ struct WgmmaOutput {
 
     // A unit of lora_act: what lane `unit` % 32 holds of a product of 16 ranks and the eight tokens of half `unit` / 32
     // of a row tile, ranks in further steps of 64 units. Lanes four apart hold neighbouring ranks and exchange a token, so
-    // that each has two registers of the operand B of mma.m16n8k16. All 32 lanes call this, for 32 neighbouring units or
-    // eight.
+    // that each has two neighbours of both core matrices of that half: eight tokens by eight ranks. All 32 lanes call
+    // this, for 32 neighbouring units or eight.
     template <class T>
     __device__ __forceinline__ void store_lora(int row_tile, int unit, bool there, const float (&v)[4]) const {
         const int lane = unit % kWarp, rank = lane / 4, odd = rank % 2;
@@ -53,9 +53,9 @@ struct WgmmaOutput {
         if (!there) return;
         const int token = lane % 4 * 2 + odd;
         const int64_t n8 = int64_t{unit / (2 * kWarp)} * (padded_rows / 8) + row_tile * int64_t{2} + unit / kWarp % 2;
-        reinterpret_cast<uint2*>(p.lora_act)[n8 * kWarp + token * 4 + rank / 2] =
-            odd ? make_uint2(Scalar<T>::pack(got0, v[1]), Scalar<T>::pack(got1, v[3]))
-                : make_uint2(Scalar<T>::pack(v[0], got0), Scalar<T>::pack(v[2], got1));
+        uint32_t* const pair = static_cast<uint32_t*>(p.lora_act) + n8 * (2 * kWarp) + token * 4 + rank / 2;
+        pair[0] = odd ? Scalar<T>::pack(got0, v[1]) : Scalar<T>::pack(v[0], got0);
+        pair[kWarp] = odd ? Scalar<T>::pack(got1, v[3]) : Scalar<T>::pack(v[2], got1);
     }
 };
 

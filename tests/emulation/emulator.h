@@ -63,7 +63,7 @@ using Work = std::function<void()>;
 // allows.
 struct Warpgroup {
     Meeting issue, commit, wait;
-    int32_t* sums[2][128] = {};
+    void* sums[2][128] = {};  // of int32_t or float
     const uint32_t* operands[2][128] = {};
     std::vector<Work> open;
     std::deque<std::vector<Work>> committed;

@@ -164,6 +164,13 @@ def mma_m16n8k16_f16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (rows @ columns)[d_m16n8()]
 
 
+def wgmma_m16n8k16_f16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A warp's share of m64n8k16: a ``[32, 8]`` elements, b ``[2, 8, 8]``, core matrices without swizzle (eight of k,
+    column, k), to d ``[32, 4]``."""
+    rows = gather(a.float(), a_m16n8k16_f16(), (16, 16))
+    return (rows @ b.float().permute(0, 2, 1).reshape(16, 8))[d_m16n8()]
+
+
 def wgmma_m64k32_s8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a ``[128, 4]`` words, b ``[32, N]`` from shared memory to d ``[128, N/2]``."""
     rows = gather(elements(a, 8), a_wgmma_m64k32(), (64, 32))

@@ -108,10 +108,9 @@ def wgmma_activations(codes: torch.Tensor, a_scales: torch.Tensor, act_bits: int
 
 
 def wgmma_lora_act(x: torch.Tensor) -> torch.Tensor:
-    out = torch.zeros(-(-x.shape[1] // 16), -(-x.shape[0] // 16) * 2, 32, 4, dtype=x.dtype)
+    out = torch.zeros(-(-x.shape[1] // 16), -(-x.shape[0] // 16) * 2, 2, 8, 8, dtype=x.dtype)
     for m in range(x.shape[0]):
         row = wgmma_row(m)
         for r in range(x.shape[1]):
-            lane = (row % 8) * 4 + r % 8 // 2
-            out[r // 16, row // 8, lane, (r % 16 // 8) * 2 + r % 2] = x[m, r]
+            out[r // 16, row // 8, r % 16 // 8, row % 8, r % 8] = x[m, r]
     return out

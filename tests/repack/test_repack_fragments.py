@@ -153,7 +153,7 @@ def test_wgmma_low_rank_fragments_give_the_product(m: int, n: int, rank: int, dt
     wanted[:n, :m] = up.float() @ lora_act.float().T
     for n16 in range(a.shape[1]):
         for n8 in range(b.shape[1]):
-            d = sum(sim.mma_m16n8k16_f16(a[step, n16], b[step, n8]) for step in range(a.shape[0]))
+            d = sum(sim.wgmma_m16n8k16_f16(a[step, n16], b[step, n8]) for step in range(a.shape[0]))
             token = n8 // 2 * 16 + columns // 2 * 4 + n8 % 2 * 2 + columns % 2
             assert_same(d, wanted[n16 * 16 + rows, token], f"n16={n16} n8={n8}")
 

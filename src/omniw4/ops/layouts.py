@@ -98,9 +98,9 @@ def activation_shapes(
 
 def lora_act_shape(layout: str, tokens: int, rank: int, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of the low-rank activations that the quantizer returns: ``[M, R]`` float32, but in wgmma_s8 the
-    operand of the product to come, ``[⌈R/16⌉, 2·⌈M/16⌉, 32, 4]`` of ``dtype``."""
+    operand of the product to come, ``[⌈R/16⌉, 2·⌈M/16⌉, 2, 8, 8]`` of ``dtype``."""
     if layout == WGMMA_S8:
-        return ((rank + 15) // 16, (tokens + 15) // 16 * 2, 32, 4), dtype
+        return ((rank + 15) // 16, (tokens + 15) // 16 * 2, 2, 8, 8), dtype
     return (tokens, rank), torch.float32
 
 

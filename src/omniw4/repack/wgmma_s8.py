@@ -59,7 +59,7 @@ _GROUP_SCALES = AxisMap(
 _LORA_ACT = AxisMap(
     rows=_TOKENS,
     columns="r_block r8 pair i",
-    fragment="r_block m_block half t e pair r8 i",
+    fragment="r_block m_block half r8 t e pair i",
     sizes={**_TOKEN_SIZES, "r8": 2, "pair": 4, "i": 2},
 )
 
@@ -179,8 +179,9 @@ def unpack_activations(qact: torch.Tensor, a_scales: torch.Tensor, m: int, k: in
 
 
 def pack_lora_act(lora_act: torch.Tensor) -> torch.Tensor:
-    """Low-rank activations ``[M, R]`` of a 16-bit dtype to operand B of ``mma.m16n8k16``, ``[R'/16, M'/8, 32, 4]``
-    (lane, two elements of each of b0, b1), M' and R' rounded up to 16; padding is zero.
+    """Low-rank activations ``[M, R]`` of a 16-bit dtype to operand B of ``wgmma.m64nNk16`` without swizzle,
+    ``[R'/16, M'/8, 2, 8, 8]`` (core matrices of eight tokens by eight ranks), M' and R' rounded up to 16; padding is
+    zero.
 
     Raises:
         LayoutError: not a matrix of 16-bit elements.
@@ -188,13 +189,13 @@ def pack_lora_act(lora_act: torch.Tensor) -> torch.Tensor:
     if lora_act.dim() != 2 or lora_act.element_size() != 2:
         raise LayoutError(f"lora_act is {lora_act.dtype} {list(lora_act.shape)}, wanted [M, R] float16 or bfloat16")
     m, rank = round_up(lora_act.shape[0], M_TILE), round_up(lora_act.shape[1], RANK_TILE)
-    return _LORA_ACT.forward(pad(pad(lora_act, 0, m), 1, rank)).reshape(rank // RANK_TILE, m // 8, 32, 4)
+    return _LORA_ACT.forward(pad(pad(lora_act, 0, m), 1, rank)).reshape(rank // RANK_TILE, m // 8, 2, 8, 8)
 
 
 def unpack_lora_act(fragments: torch.Tensor, m: int, rank: int) -> torch.Tensor:
     """Inverse of :func:`pack_lora_act`: ``[m, rank]``; what lies past them is cut unread."""
     padded_m, padded_rank = round_up(m, M_TILE), round_up(rank, RANK_TILE)
-    check_shape("lora_act", fragments, (padded_rank // RANK_TILE, padded_m // 8, 32, 4))
+    check_shape("lora_act", fragments, (padded_rank // RANK_TILE, padded_m // 8, 2, 8, 8))
     return _LORA_ACT.inverse(fragments, padded_m, padded_rank)[:m, :rank].contiguous()
 
 

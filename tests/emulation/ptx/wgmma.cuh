@@ -63,20 +63,28 @@ void wgmma_product(int32_t* const (&sums)[128], const uint32_t* const (&operands
     }
 }
 
-template <int n>
-void wgmma_m64k32_s8(int32_t (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+// product(sums of all threads, operands of all threads) is what a warpgroup issues.
+template <class Sum, int count, class F>
+void issue_product(Sum (&d)[count], const uint32_t (&a)[4], F product) {
     emulator::Warpgroup& group = warpgroup();
     const unsigned place = group.issue.generation % 2;
     group.sums[place][emulator::block.current % 128] = d;
     group.operands[place][emulator::block.current % 128] = a;
     emulator::meet(group.issue, 128, [&] {
         struct Operands {
-            int32_t* sums[128];
+            Sum* sums[128];
             const uint32_t* operands[128];
         } held;
-        std::memcpy(held.sums, group.sums[place], sizeof held.sums);
+        for (int i = 0; i < 128; ++i) held.sums[i] = static_cast<Sum*>(group.sums[place][i]);
         std::memcpy(held.operands, group.operands[place], sizeof held.operands);
-        group.open.push_back([held, b, accumulate] { wgmma_product<n>(held.sums, held.operands, b, accumulate); });
+        group.open.push_back([held, product] { product(held.sums, held.operands); });
+    });
+}
+
+template <int n>
+void wgmma_m64k32_s8(int32_t (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+    issue_product(d, a, [b, accumulate](auto& sums, auto& operands) {
+        wgmma_product<n>(sums, operands, b, accumulate);
     });
 }
 
