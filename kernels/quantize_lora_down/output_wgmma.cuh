@@ -53,7 +53,7 @@ struct WgmmaOutput {
         if (!there) return;
         const int token = lane % 4 * 2 + odd;
         const int64_t n8 = int64_t{unit / (2 * kWarp)} * (padded_rows / 8) + row_tile * int64_t{2} + unit / kWarp % 2;
-        uint32_t* const pair = static_cast<uint32_t*>(p.lora_act) + n8 * (2 * kWarp) + token * 4 + rank / 2;
+        uint32_t* const pair = reinterpret_cast<uint32_t*>(p.lora_act) + n8 * (2 * kWarp) + token * 4 + rank / 2;
         pair[0] = odd ? Scalar<T>::pack(got0, v[1]) : Scalar<T>::pack(v[0], got0);
         pair[kWarp] = odd ? Scalar<T>::pack(got1, v[3]) : Scalar<T>::pack(v[2], got1);
     }
