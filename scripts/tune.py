@@ -138,7 +138,7 @@ class Bench:
         padded = -(-m // 16) * 16
         x = torch.randint(-128, 128, (self.k // 128, padded, 128), dtype=torch.int8, device=self.device)
         scales = torch.full((padded,), 1e-3, device=self.device)
-        act = torch.randn(1, padded // 8, 32, 4, device=self.device).half()
+        act = torch.randn(1, padded // 8, 2, 8, 8, device=self.device).half()
 
         def call(w: torch.Tensor, tile: int) -> torch.Tensor:
             return gemm_wgmma_s8.gemm(

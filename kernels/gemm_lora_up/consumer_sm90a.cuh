@@ -199,8 +199,8 @@ struct Consumer {
         }
 #pragma unroll
         for (int n8 = 0; n8 < Tile::kTokens / 8; ++n8) {
-            uint32_t b[2];
-            ptx::ld_shared_v2_b32(b, stage + Plan::kLoraAct + (n8 * kWarp + lane.index) * 8);
+            const uint32_t pair = stage + Plan::kLoraAct + (2 * n8 * kWarp + lane.index) * 4;  // of two core matrices
+            const uint32_t b[2] = {ptx::ld_shared_b32(pair), ptx::ld_shared_b32(pair + kWarp * 4)};
 #pragma unroll
             for (int r = 0; r < kRowBlocks; ++r) {
                 ptx::mma_m16n8k16<T>(*reinterpret_cast<float (*)[4]>(&acc[r][4 * n8]), a[r], b);
