@@ -362,22 +362,29 @@ struct Output {
         const int width = p.out_features / 2, left = tokens_left();
         const int column = tile_feature / 2 + static_cast<int>(offset) / 2;
         if (column >= width) return;
-        T* y = static_cast<T*>(p.y) + (first_token + token) * width + column;
+        T* const y = static_cast<T*>(p.y) + (first_token + token) * width + column;
+        // store(i, word) puts the word of the thread's i-th token. In a loop of its own each, or they end as stores of
+        // four bytes.
+        const auto each = [&](auto&& store) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            const bool there = i * kStep + static_cast<int>(token) < left;
-            uint32_t word[4];
-            if (kCount * kStep == Tile::kOwnTokens || there)
-                ptx::ld_shared_v4_b32(word, row_address<kStep>(i, token) + offset);
-            if (there) {
-                if (width % 8 == 0) {
-                    *reinterpret_cast<uint4*>(y) = make_uint4(word[0], word[1], word[2], word[3]);
-                } else {
-                    reinterpret_cast<uint2*>(y)[0] = make_uint2(word[0], word[1]);
-                    if (column + 4 < width) reinterpret_cast<uint2*>(y)[1] = make_uint2(word[2], word[3]);
+            for (int i = 0; i < kCount; ++i) {
+                const bool there = i * kStep + static_cast<int>(token) < left;
+                uint32_t word[4];
+                if (kCount * kStep == Tile::kOwnTokens || there) {
+                    ptx::ld_shared_v4_b32(word, row_address<kStep>(i, token) + offset);
                 }
+                if (there) store(y + static_cast<int64_t>(i * kStep) * width, word);
             }
-            y += kStep * width;
+        };
+        if (width % 8 == 0) {
+            each([](T* to, const uint32_t (&word)[4]) {
+                *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+            });
+        } else {
+            each([&](T* to, const uint32_t (&word)[4]) {
+                reinterpret_cast<uint2*>(to)[0] = make_uint2(word[0], word[1]);
+                if (column + 4 < width) reinterpret_cast<uint2*>(to)[1] = make_uint2(word[2], word[3]);
+            });
         }
     }
 
