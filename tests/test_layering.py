@@ -18,7 +18,7 @@ KERNELS = ROOT / "kernels"
 # From the bottom up. A unit may import every tier below its own; inside a tier marked open, its neighbours too.
 TIERS: list[tuple[set[str], bool]] = [
     ({"errors", "config", "patterns", "_ext"}, True),
-    ({"int4", "hadamard", "tensors"}, True),
+    ({"int4", "hadamard", "tensors", "products"}, True),
     ({"storage", "model", "cuda_graph", "ops"}, True),
     ({"calibrate", "quantize", "distill", "checkpoint", "repack"}, False),
     ({"runtime"}, False),

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import torch
 
 from omniw4 import int4
+from omniw4.products import add_product_
 from omniw4.quantize.columns import diagonal_blocks, round_columns
 from omniw4.quantize.order import columns_of, permute, permute_hessian
-from omniw4.quantize.products import add_product_
 from omniw4.quantize.scales import IntegerScales, Rounded, ScaleRule, reciprocal, scales_for
 from omniw4.tensors import ScaleType
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 
 from omniw4 import int4
+from omniw4.products import add_product_, product
 from omniw4.quantize.columns import diagonal_blocks, round_columns
-from omniw4.quantize.products import add_product_
 from omniw4.quantize.scales import Rounded, reciprocal
 
 
@@ -34,7 +34,7 @@ def coordinate_descent(weight: torch.Tensor, start: Rounded, hessian: torch.Tens
     size = int4.GROUP_SIZE
     codes = start.codes.transpose(-1, -2).to(torch.float32, memory_format=torch.contiguous_format)  # [..., K, N]
     steps = start.steps().transpose(-1, -2).contiguous()  # [..., K/64, N]
-    gradient = hessian @ (weight - start.dequantize()).transpose(-1, -2)  # [..., K, N]: H·Eᵀ
+    gradient = product(hessian, (weight - start.dequantize()).transpose(-1, -2))  # [..., K, N]: H·Eᵀ
     curvature = hessian.diagonal(dim1=-2, dim2=-1).reciprocal()  # [..., K]
     coupling = diagonal_blocks(hessian) * int4.split_groups(curvature)[..., None, :]
     for sweep in range(sweeps):
