@@ -127,7 +127,8 @@ def test_directions_that_stand_out_settle_at_once(n: int, k: int, scale: float) 
     tall = residual.T if n <= k else residual
     found = quick_pairs(tall, 16)
     assert found is not None
-    values, vectors = found
+    values, vectors, image = found
+    torch.testing.assert_close(image, tall @ vectors, rtol=1e-4, atol=1e-5 * float(values.max().sqrt()))
     wanted, _ = eigenpairs(tall.T @ tall, 16)
     torch.testing.assert_close(values, wanted, rtol=1e-5, atol=0)
     torch.testing.assert_close(vectors.T @ vectors, torch.eye(16, dtype=torch.float64), rtol=0, atol=1e-9)
@@ -155,7 +156,7 @@ def test_a_large_matrix_is_not_decomposed_in_full(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lowrank, "eigenpairs", noted)
     residual = weights(320, 400)
     low = svd_lowrank(residual, 16, torch.float16)
-    assert max(sizes) <= 32
+    assert max(sizes) <= 160, "half of the columns"
     total = float(residual.double().square().sum())
     best = total - optimum(residual, 16)
     assert energy_share(residual, residual - low.product()) * total > best * (1 - 1e-3)

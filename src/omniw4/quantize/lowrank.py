@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from omniw4.products import product
 from omniw4.quantize.order import columns_of, permute
 
 OVERSAMPLING = 16  # vectors iterated besides the R wanted
 ITERATIONS = 24
-QUICK_ITERATIONS = 4
+QUICK_ITERATIONS = 8
 EXACT_SIZE = 1536  # columns of the largest Gram matrix that a CPU decomposes in full: some seconds
-SETTLED = 2e-7  # change of the energy held from one iteration to the next, of all energy: FP32's rounding
+# Change of the energy held from one iteration to the next, of all energy. All blocks so far: each step gains about a
+# tenth of what the step before did. The last block alone: FP32's rounding.
+SETTLED, SETTLED_ALONE = 4e-6, 2e-7
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class LowRank:
 
     def product(self) -> torch.Tensor:
         """``[..., N, K]`` float32, from the rounded factors."""
-        return self.up.float() @ self.down.float().transpose(-1, -2)
+        return product(self.up.float(), self.down.float().transpose(-1, -2))
 
     def __getitem__(self, index: int | torch.Tensor) -> LowRank:
         return LowRank(self.up[index], self.down[index])
@@ -67,12 +70,12 @@ class Whitening:
 def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening: Whitening | None = None) -> LowRank:
     """Truncated singular value decomposition: the optimum of Eckart and Young, in the outputs with a whitening.
 
-    A few iterations of a subspace find the leading singular vectors where the others are far smaller, as in every
-    round that starts from the SVD of W. Where that does not settle they are the leading eigenvectors of the smaller
-    Gram matrix in FP64 (which keeps half of FP64's digits of the small singular values, more than FP32 has): from all
-    of them on a CPU up to :data:`EXACT_SIZE`, exact up to rounding; else by more iterations, where a full decomposition
-    of each matrix would take a hundred times longer. Each factor gets the square root of the singular values, so that
-    the entries of both lie in the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
+    A few products with a block of vectors find the leading singular vectors (:func:`quick_pairs`). Where that does not
+    settle, or the matrix is small, they are the leading eigenvectors of the smaller Gram matrix in FP64 (which keeps
+    half of FP64's digits of the small singular values, more than FP32 has): from all of them on a CPU up to
+    :data:`EXACT_SIZE`, exact up to rounding; else by more iterations, where a full decomposition of each matrix would
+    take a hundred times longer. Each factor gets the square root of the singular values, so that the entries of both
+    lie in the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
 
     Args:
         residual: ``[..., N, K]`` float.
@@ -82,20 +85,19 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening
             arXiv 2403.07378) instead of ``‖residual - L‖``.
     """
     n, k = residual.shape[-2:]
-    r = residual.double() if whitening is None else whitening.apply(residual)
-    transposed = r.transpose(-1, -2)
-    wide = n <= k
-    kept = min(rank, n, k)
-    found = quick_pairs(transposed if wide else r, kept) if whitening is None else None
+    wide, kept = n <= k, min(rank, n, k)
+    found = quick_pairs(residual.transpose(-1, -2) if wide else residual, kept) if whitening is None else None
     if found is None:
-        gram = r @ transposed if wide else transposed @ r
+        r = residual.double() if whitening is None else whitening.apply(residual)
+        tall = r.transpose(-1, -2) if wide else r
+        gram = tall.transpose(-1, -2) @ tall
         exact = residual.device.type == "cpu" and min(n, k) <= EXACT_SIZE
-        found = eigenpairs(gram, kept) if exact else subspace_iteration(gram, kept)
-    values, leading = found
+        values, leading = eigenpairs(gram, kept) if exact else subspace_iteration(gram, kept)
+        found = values, leading, tall @ leading
+    values, leading, image = found
     root = values.clamp(min=0).sqrt().sqrt()[..., None, :]  # √sigma: [..., 1, kept]
     inverse_root = torch.where(root > 0, root.reciprocal(), torch.zeros_like(root))
-    mine = leading * root
-    other = ((transposed if wide else r) @ leading) * inverse_root  # sigma·(other vector)/√sigma
+    mine, other = leading * root, image * inverse_root  # the image is sigma·(other vector)
     up, down = (mine, other) if wide else (other, mine)
     if whitening is not None:
         down = whitening.undo(down)
@@ -108,34 +110,50 @@ def eigenpairs(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     return values[..., -count:].flip(-1), vectors[..., -count:].flip(-1)
 
 
-def quick_pairs(tall: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """As :func:`eigenpairs` of ``tallᵀ·tall``, by a few iterations in FP32 that need no Gram matrix.
+def quick_pairs(tall: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """As :func:`eigenpairs` of ``tallᵀ·tall``, with the image ``tall·vectors``, by a few products in FP32 that need no
+    Gram matrix. On a CPU from all blocks of vectors so far (block Krylov; Musco and Musco, arXiv 1504.05477), on a GPU,
+    where eigenproblems of that size take long, from the last.
 
     Returns:
         None where the energy that the vectors hold still grows by more than :data:`SETTLED`, for any of the matrices:
-        then the spectrum is too flat for this. And for a matrix so small that this would not be quicker.
+        then the spectrum is too flat for this. And for a matrix so small that this would not be quicker. Vectors and
+        images are FP64, as precise as FP32.
 
     Args:
-        tall: ``[..., M, n]`` float64.
+        tall: ``[..., M, n]`` float.
         count: of pairs, at most n.
     """
     n, width = tall.shape[-1], count + OVERSAMPLING
     if n < 4 * width:
         return None
+    alone = tall.device.type != "cpu"
+    steps = QUICK_ITERATIONS if alone else min(QUICK_ITERATIONS, n // (2 * width))
     largest = tall.abs().amax((-1, -2), keepdim=True)
     unit = torch.where(largest > 0, largest, torch.ones_like(largest))
     scaled = (tall / unit).float()  # squares stay within FP32's range
+    transposed = scaled.transpose(-1, -2)
     total = scaled.square().sum((-1, -2), dtype=torch.float64)
-    block = _start(n, width, scaled)
-    before = None
-    for _ in range(QUICK_ITERATIONS + 1):
-        block = orthonormal((scaled.transpose(-1, -2) @ (scaled @ block)).double())
-        image = (scaled @ block.float()).double()
-        values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)
+    image = product(scaled, _start(n, width, scaled).expand(*scaled.shape[:-2], n, width))
+    basis: torch.Tensor | None = None  # [..., n, width · steps so far], orthonormal
+    images, before = image, None
+    for _ in range(steps):
+        block = product(transposed, image)
+        for _ in range(0 if basis is None else 2):  # the second time takes out what rounding left of it
+            block = orthonormal(block.double()).float()
+            block = block - product(basis, product(basis.transpose(-1, -2), block))
+        block = orthonormal(block.double()).float()
+        image = product(scaled, block)
+        first = basis is None or alone
+        basis, images = (block, image) if first else (torch.cat((basis, block), -1), torch.cat((images, image), -1))
+        values, mixing = eigenpairs(product(images.transpose(-1, -2), images).double(), count)
         held = values.sum(-1)
-        if before is not None and bool((held - before <= SETTLED * total).all()):
-            return values * unit[..., 0].square(), block @ mixing
-        before, block = held, block.float()
+        if before is not None and bool((held - before <= (SETTLED_ALONE if alone else SETTLED) * total).all()):
+            vectors = orthonormal((basis @ mixing.float()).double())
+            image = product(scaled, vectors.float()).double()
+            values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)  # orthogonal images
+            return values * unit[..., 0].double().square(), vectors @ mixing, image @ mixing * unit
+        before = held
     return None
 
 
