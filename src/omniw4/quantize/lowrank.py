@@ -16,6 +16,7 @@ EXACT_SIZE = 1536  # columns of the largest Gram matrix that a CPU decomposes in
 # Change of the energy held from one iteration to the next, of all energy. All blocks so far: each step gains about a
 # tenth of what the step before did. The last block alone: FP32's rounding.
 SETTLED, SETTLED_ALONE = 4e-6, 2e-7
+SHIFTS = (1e-12, 0.0)  # of Cholesky QR, the first time and the second
 
 
 @dataclass(frozen=True)
@@ -138,18 +139,20 @@ def quick_pairs(tall: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
     basis: torch.Tensor | None = None  # [..., n, width · steps so far], orthonormal
     images, before = image, None
     for _ in range(steps):
-        block = product(transposed, image)
-        for _ in range(0 if basis is None else 2):  # the second time takes out what rounding left of it
-            block = orthonormal(block.double()).float()
-            block = block - product(basis, product(basis.transpose(-1, -2), block))
-        block = orthonormal(block.double()).float()
-        image = product(scaled, block)
-        first = basis is None or alone
-        basis, images = (block, image) if first else (torch.cat((basis, block), -1), torch.cat((images, image), -1))
-        values, mixing = eigenpairs(product(images.transpose(-1, -2), images).double(), count)
-        held = values.sum(-1)
+        block = product(transposed, image).double()
+        for shift in SHIFTS:  # the second time takes out what rounding left of the basis
+            if basis is not None:
+                block -= product(basis, product(basis.transpose(-1, -2), block.float())).double()
+            block = cholesky_qr(block, shift)
+        image = product(scaled, block.float())
+        if basis is None or alone:
+            basis, images = block.float(), image
+        else:
+            basis, images = torch.cat((basis, block.float()), -1), torch.cat((images, image), -1)
+        gram = product(images.transpose(-1, -2), images).double()
+        held = torch.linalg.eigvalsh(gram)[..., -count:].sum(-1)
         if before is not None and bool((held - before <= (SETTLED_ALONE if alone else SETTLED) * total).all()):
-            vectors = orthonormal((basis @ mixing.float()).double())
+            vectors = orthonormal(basis.double() @ eigenpairs(gram, count)[1])
             image = product(scaled, vectors.float()).double()
             values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)  # orthogonal images
             return values * unit[..., 0].double().square(), vectors @ mixing, image @ mixing * unit
@@ -180,17 +183,24 @@ def _start(n: int, width: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def orthonormal(block: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis ``[..., n, w]`` of the columns: Cholesky QR twice, which batches and needs no reflections.
+    """An orthonormal basis ``[..., n, w]`` of the columns: Cholesky QR twice, which batches and needs no reflections."""
+    for shift in SHIFTS:
+        block = cholesky_qr(block, shift)
+    return block
 
-    A little of the mean diagonal is added before the first factorisation, so that dependent columns (a matrix of
-    lower rank than w) give small columns instead of a failure.
+
+def cholesky_qr(block: torch.Tensor, shift: float) -> torch.Tensor:
+    """The columns ``[..., n, w]`` made orthonormal as far as their condition allows.
+
+    Args:
+        shift: share of the mean diagonal that is added before the factorisation, so that dependent columns (a matrix
+            of lower rank than w) give small columns instead of a failure.
     """
-    for shift in (1e-12, 0.0):
-        gram = block.transpose(-1, -2) @ block
-        mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        lower = torch.linalg.cholesky_ex(gram + (shift * mean + 1e-280) * eye)[0]
-        block = torch.linalg.solve_triangular(lower.transpose(-1, -2), block, upper=True, left=False)
+    gram = block.transpose(-1, -2) @ block
+    mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    lower = torch.linalg.cholesky_ex(gram + (shift * mean + 1e-280) * eye)[0]
+    block = torch.linalg.solve_triangular(lower.transpose(-1, -2), block, upper=True, left=False)
     return torch.nan_to_num(block, nan=0.0, posinf=0.0, neginf=0.0)
 
 
