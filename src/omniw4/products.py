@@ -41,7 +41,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     """``torch.nn.functional.linear`` where nobody wants gradients."""
     rows = x.reshape(-1, x.shape[-1])
     if _suits(rows, weight.T):
-        return _ONEDNN(rows, weight, bias, "none", [], "").reshape(*x.shape[:-1], len(weight))
+        return _multiply(rows, weight.T, bias).reshape(*x.shape[:-1], len(weight))
     return F.linear(x, weight, bias)
 
 
@@ -65,7 +65,8 @@ def _suits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.numel() > 0 and b.numel() > 0 and (b.is_contiguous() or b.T.is_contiguous())
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    assert _ONEDNN is not None
     a = a if a.stride(1) == 1 or a.T.is_contiguous() else a.contiguous()
-    found: torch.Tensor = _ONEDNN(a, b.T, None, "none", [], "")  # type: ignore[misc]
+    found: torch.Tensor = _ONEDNN(a, b.T, bias, "none", [], "")
     return found

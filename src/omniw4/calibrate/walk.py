@@ -228,7 +228,7 @@ def _quick_linears(block: nn.Module) -> Iterator[None]:
 
     try:
         for module in plain:
-            module.forward = route(module)  # type: ignore[method-assign]
+            module.forward = route(module)  # type: ignore[method-assign, assignment]
         yield
     finally:
         for module in plain:

@@ -11,7 +11,7 @@ from omniw4.quantize.order import columns_of, permute
 
 OVERSAMPLING = 16  # vectors iterated besides the R wanted
 ITERATIONS = 24
-QUICK_ITERATIONS = 8
+QUICK_ITERATIONS, BLOCKS = 5, 8
 EXACT_SIZE = 1536  # columns of the largest Gram matrix that a CPU decomposes in full: some seconds
 # Change of the energy held from one iteration to the next, of all energy. All blocks so far: each step gains about a
 # tenth of what the step before did. The last block alone: FP32's rounding.
@@ -87,12 +87,14 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening
     """
     n, k = residual.shape[-2:]
     wide, kept = n <= k, min(rank, n, k)
-    found = quick_pairs(residual.transpose(-1, -2) if wide else residual, kept) if whitening is None else None
+    on_cpu, found = residual.device.type == "cpu", None
+    if whitening is None:
+        found = quick_pairs(residual.transpose(-1, -2) if wide else residual, kept, all_blocks=on_cpu)
     if found is None:
         r = residual.double() if whitening is None else whitening.apply(residual)
         tall = r.transpose(-1, -2) if wide else r
         gram = tall.transpose(-1, -2) @ tall
-        exact = residual.device.type == "cpu" and min(n, k) <= EXACT_SIZE
+        exact = on_cpu and min(n, k) <= EXACT_SIZE
         values, leading = eigenpairs(gram, kept) if exact else subspace_iteration(gram, kept)
         found = values, leading, tall @ leading
     values, leading, image = found
@@ -111,25 +113,28 @@ def eigenpairs(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     return values[..., -count:].flip(-1), vectors[..., -count:].flip(-1)
 
 
-def quick_pairs(tall: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+def quick_pairs(
+    tall: torch.Tensor, count: int, *, all_blocks: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """As :func:`eigenpairs` of ``tallᵀ·tall``, with the image ``tall·vectors``, by a few products in FP32 that need no
-    Gram matrix. On a CPU from all blocks of vectors so far (block Krylov; Musco and Musco, arXiv 1504.05477), on a GPU,
-    where eigenproblems of that size take long, from the last.
-
-    Returns:
-        None where the energy that the vectors hold still grows by more than :data:`SETTLED`, for any of the matrices:
-        then the spectrum is too flat for this. And for a matrix so small that this would not be quicker. Vectors and
-        images are FP64, as precise as FP32.
+    Gram matrix.
 
     Args:
         tall: ``[..., M, n]`` float.
         count: of pairs, at most n.
+        all_blocks: from all blocks of vectors so far (block Krylov; Musco and Musco, arXiv 1504.05477), which settles
+            in fewer steps; or from the last one, for GPUs, where eigenproblems of many blocks take longer than steps.
+
+    Returns:
+        Values, vectors and images, FP64 and as precise as FP32. None where the energy that the vectors hold still
+        grows by more than :data:`SETTLED` for any of the matrices: then the spectrum is too flat for this. And for a
+        matrix so small that this would not be quicker.
     """
     n, width = tall.shape[-1], count + OVERSAMPLING
     if n < 4 * width:
         return None
-    alone = tall.device.type != "cpu"
-    steps = QUICK_ITERATIONS if alone else min(QUICK_ITERATIONS, n // (2 * width))
+    steps = min(BLOCKS, n // (2 * width)) if all_blocks else QUICK_ITERATIONS
+    settled = SETTLED if all_blocks else SETTLED_ALONE
     largest = tall.abs().amax((-1, -2), keepdim=True)
     unit = torch.where(largest > 0, largest, torch.ones_like(largest))
     scaled = (tall / unit).float()  # squares stay within FP32's range
@@ -141,17 +146,17 @@ def quick_pairs(tall: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
     for _ in range(steps):
         block = product(transposed, image).double()
         for shift in SHIFTS:  # the second time takes out what rounding left of the basis
-            if basis is not None:
+            if basis is not None and all_blocks:
                 block -= product(basis, product(basis.transpose(-1, -2), block.float())).double()
             block = cholesky_qr(block, shift)
         image = product(scaled, block.float())
-        if basis is None or alone:
-            basis, images = block.float(), image
-        else:
+        if basis is not None and all_blocks:
             basis, images = torch.cat((basis, block.float()), -1), torch.cat((images, image), -1)
+        else:
+            basis, images = block.float(), image
         gram = product(images.transpose(-1, -2), images).double()
         held = torch.linalg.eigvalsh(gram)[..., -count:].sum(-1)
-        if before is not None and bool((held - before <= (SETTLED_ALONE if alone else SETTLED) * total).all()):
+        if before is not None and bool((held - before <= settled * total).all()):
             vectors = orthonormal(basis.double() @ eigenpairs(gram, count)[1])
             image = product(scaled, vectors.float()).double()
             values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)  # orthogonal images
@@ -183,7 +188,7 @@ def _start(n: int, width: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def orthonormal(block: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis ``[..., n, w]`` of the columns: Cholesky QR twice, which batches and needs no reflections."""
+    """An orthonormal basis of the columns ``[..., n, w]``: Cholesky QR twice, which batches, without reflections."""
     for shift in SHIFTS:
         block = cholesky_qr(block, shift)
     return block

@@ -28,7 +28,8 @@ GPU_BATCH_BYTES = 6 * 2**30
 SIDE_BY_SIDE_BYTES = 2**29  # working memory up to which a CPU quantizes several inputs at once
 SIDE_BY_SIDE = 4  # of them at most: beyond, they wait for the interpreter
 
-Item, Made = TypeVar("Item"), TypeVar("Made")
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 Save = Callable[[str, QuantizedLinear, LayerReport], None]
 
 
@@ -148,8 +149,10 @@ def side_by_side(plan: Plan, group_of: Callable[[str], str] | None, device: torc
 
 @contextmanager
 def _ordered(function: Callable[[Item], Made], items: Sequence[Item], workers: int) -> Iterator[Iterator[Made]]:
-    """``map(function, items)`` with so many of them under way in threads of one core each; with one it runs here, on all
-    cores. Leaving early (an error, an interruption) waits for what is under way and drops the rest."""
+    """``map(function, items)``, so many at once in threads of one core each; with one worker it runs here, on all.
+
+    Leaving early (an error, an interruption) waits for what is under way and drops the rest.
+    """
     if workers == 1:
         yield map(function, items)
         return

@@ -6,7 +6,6 @@ and codes follow :mod:`omniw4.int4`, so what is minimised is what is stored.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -101,19 +100,21 @@ def _least_error(
 ) -> torch.Tensor:
     """Per row of the group the candidate ``[..., N]`` with the least weighted squared error of rounding to nearest, the
     first on a tie."""
-    weight = importance.to(group.dtype).expand(group.shape[:-1])
+    size, n = group.shape[-2:]
+    weight = importance.to(group.dtype).expand(group.shape[:-1]).reshape(-1, size)  # [L, G]
     steps = torch.stack([step(candidate) for candidate in candidates])  # [C, ..., N]
-    inverses, errors = reciprocal(steps), torch.empty_like(steps)
+    inverses = reciprocal(steps).reshape(len(steps), -1, n)  # [C, L, N]
+    errors, groups = torch.empty_like(inverses), group.reshape(-1, size, n)
     if group.device.type == "cpu":
-        width = max(_BLOCK // group.shape[-2], 1)
-        for index in itertools.product(*map(range, group.shape[:-2])):
-            for start in range(0, group.shape[-1], width):
+        width = max(_BLOCK // size, 1)
+        for i, (one, share) in enumerate(zip(groups, weight, strict=True)):
+            for start in range(0, n, width):
                 rows = slice(start, start + width)
-                here, columns = (slice(None), *index, rows), group[(*index, slice(None), rows)]
-                _squared_errors(columns, weight[index], inverses[here], errors[here])
+                _squared_errors(one[:, rows], share, inverses[:, i, rows], errors[:, i, rows])
     else:
-        _squared_errors(group, weight, inverses, errors)
-    best, least = candidates[0], (errors.mul_(steps.square_()))[0]
+        _squared_errors(groups, weight, inverses, errors)
+    errors = errors.view(steps.shape).mul_(steps.square_())
+    best, least = candidates[0], errors[0]
     for candidate, error in zip(candidates[1:], errors[1:], strict=True):
         best = torch.where(error < least, candidate, best)
         least = torch.minimum(error, least)
