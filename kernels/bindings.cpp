@@ -253,6 +253,21 @@ void quantize_fp8(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t rows, 
     raise_on_failure(status, "quantize_fp8", {{"M", rows}, {"K", cols}, {"row stride", row_stride}});
 }
 
+void round_columns(uintptr_t values, uintptr_t coupling, uintptr_t known, uintptr_t codes, uintptr_t changes,
+                   int64_t batch, int64_t rows, int device, uintptr_t stream) {
+    RoundColumnsParams p{};
+    p.values = pointer<float>(values);
+    p.coupling = pointer<float>(coupling);
+    p.known = pointer<float>(known);
+    p.codes = pointer<float>(codes);
+    p.changes = pointer<float>(changes);
+    p.batch = batch;
+    p.rows = rows;
+    const DeviceGuard guard(device);
+    const Status status = launch_round_columns(p, pointer<CUstream_st>(stream));
+    raise_on_failure(status, "round_columns", {{"B", batch}, {"N", rows}});
+}
+
 void gemm_lora_up(uintptr_t qact, uintptr_t a_scales, uintptr_t qweight, uintptr_t w_scales, uintptr_t lora_act,
                   uintptr_t proj_up, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t rows, int out_features,
                   int in_features, int rank, bool lora_act_packed, int tile, const std::string& epilogue,
@@ -424,6 +439,8 @@ PYBIND11_MODULE(w4a4ops, m) {
           arg("row_stride"), arg("fp8"), arg("dtype"), arg("device"), arg("stream"));
     m.def("quantize_fp8", &quantize_fp8, py::kw_only(), arg("x"), arg("codes"), arg("scales"), arg("rows"), arg("cols"),
           arg("row_stride"), arg("dtype"), arg("device"), arg("stream"));
+    m.def("round_columns", &round_columns, py::kw_only(), arg("values"), arg("coupling"), arg("known"), arg("codes"),
+          arg("changes"), arg("batch"), arg("rows"), arg("device"), arg("stream"));
     m.def("gemm_lora_up", &gemm_lora_up, py::kw_only(), arg("qact"), arg("a_scales"), arg("qweight"), arg("w_scales"),
           arg("lora_act"), arg("proj_up"), arg("bias"), arg("residual"), arg("y"), arg("rows"), arg("out_features"),
           arg("in_features"), arg("rank"), arg("lora_act_packed"), arg("tile"), arg("epilogue"), arg("dtype"),

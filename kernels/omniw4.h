@@ -126,6 +126,18 @@ struct SwigluParams {
     bool fp8;
 };
 
+// The columns j of a group, in order, each of the rows on its own, in FP32:
+//   code_j = clamp(rint(value_j), -8, 7), change_j = (known_j or value_j) - code_j,
+//   value_i += coupling[j, i] * change_j for i > j, product and sum rounded apart.
+struct RoundColumnsParams {
+    const float* values;    // [batch, 64, rows], aligned to 4 bytes, as are the next but coupling
+    const float* coupling;  // [batch, 64, 64]; on and below the diagonal not looked at
+    const float* known;     // [batch, 64, rows] or null
+    float* codes;           // [batch, 64, rows]
+    float* changes;         // [batch, 64, rows]
+    int64_t batch, rows;    // batch at most 65535
+};
+
 // e4m3 codes of x[m] / scales[m], scales[m] = absmax(x[m]) * (1 / 448).
 struct QuantizeFp8Params {
     const void* x;  // [M, K], rows row_stride elements apart
@@ -198,6 +210,7 @@ Status launch_qknorm_rope(const QkNormRopeParams& params, cudaStream_t stream);
 Status launch_rms_norm(const RmsNormParams& params, cudaStream_t stream);
 Status launch_swiglu(const SwigluParams& params, cudaStream_t stream);
 Status launch_quantize_fp8(const QuantizeFp8Params& params, cudaStream_t stream);
+Status launch_round_columns(const RoundColumnsParams& params, cudaStream_t stream);
 Status launch_gemm_lora_up(const GemmLoraUpParams& params, cudaStream_t stream);
 Status launch_attention_varlen(const AttentionVarlenParams& params, cudaStream_t stream);
 

@@ -59,8 +59,19 @@ def calls() -> None:
         attention(dtype, device)
         widened(dtype, device)
         hopper(dtype, device)
+    columns(device)
     torch.cuda.synchronize()
     print("every call came back")
+
+
+def columns(device: object) -> None:
+    """The quantizer's op, with rows that fill no block."""
+    from column_cases import make_columns
+    from omniw4 import ops
+
+    for from_codes in (False, True):
+        for tensor in ops.round_columns(*make_columns(2, 65, from_codes, device)):  # type: ignore[arg-type]
+            assert tensor.cpu().isfinite().all()
 
 
 def heads(dtype: object, device: object, layout: str) -> None:

@@ -1,5 +1,5 @@
-"""Compile the kernels of families wgmma_s8 and mma_s8 for the CPU, their PTX instructions emulated. Needs g++, pybind11
-and CUDA's headers; the result is kept under ``build/emulation`` until a source changes."""
+"""Compile the kernels of families wgmma_s8 and mma_s8, and round_columns, for the CPU, their PTX instructions emulated.
+Needs g++, pybind11 and CUDA's headers; the result is kept under ``build/emulation`` until a source changes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from types import ModuleType
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "emulation"
-MODULES = {"emulated_kernels": "module.cpp", "emulated_mma_s8": "module_mma_s8.cpp"}
-FOLDERS = ("common", "gemm_lora_up", "qknorm_rope", "quantize_lora_down")
+MODULES = {
+    "emulated_kernels": "module.cpp",
+    "emulated_mma_s8": "module_mma_s8.cpp",
+    "emulated_columns": "module_columns.cpp",
+}
+FOLDERS = ("common", "gemm_lora_up", "qknorm_rope", "quantize_lora_down", "round_columns")
 # What a host compiler cannot read, shared memory whose size the launch gives, and what must lie below 4 GiB as it does
 DYNAMIC_SHARED = (
     (
@@ -91,7 +95,7 @@ def _kernel_sources(name: str) -> list[Path]:
 
 
 def _included(path: Path) -> bool:
-    return path.suffix in (".h", ".cuh") or path.name == "qknorm_rope.cu"
+    return path.suffix in (".h", ".cuh") or path.name in ("qknorm_rope.cu", "round_columns.cu")
 
 
 def _cuda_headers() -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from omniw4.products import add_product_
 from omniw4.tensors import LinearStats
 
 _PANEL = 128  # columns a panel: wide enough for a fast GEMM, narrow enough to skip most of the lower triangle
@@ -38,19 +39,19 @@ class Accumulator:
         if count == 0:
             return
         self.tokens += count
-        low, high = torch.aminmax(x, dim=0)
-        self.absmax = torch.maximum(self.absmax, torch.maximum(high, -low))
-        add_gram(self.hessian, x)
+        columns = x.T.contiguous()  # [K, T]
+        self.absmax = torch.maximum(self.absmax, columns.abs().amax(1))
+        add_gram(self.hessian, columns)
         scale = x.shape[1] ** 0.5 / norm  # 1 / RMS of the row
-        add_gram(self.hessian_normalized, x * scale.masked_fill(norm == 0, 0.0)[:, None])
+        add_gram(self.hessian_normalized, columns * scale.masked_fill(norm == 0, 0.0))
 
     def finish(self) -> LinearStats:
         """Means over the counted rows, as full symmetric matrices."""
         count = max(self.tokens, 1)
-        hessian = mirror(self.hessian / count)
+        hessian = mirror_(self.hessian / count)
         return LinearStats(
             hessian=hessian,
-            hessian_normalized=mirror(self.hessian_normalized / count),
+            hessian_normalized=mirror_(self.hessian_normalized / count),
             absmax=self.absmax,
             rms=hessian.diagonal().sqrt(),
             tokens=self.tokens,
@@ -58,18 +59,23 @@ class Accumulator:
         )
 
 
-def add_gram(total: torch.Tensor, x: torch.Tensor) -> None:
-    """``total += xᵀx`` in the upper triangle, in place (what lies below the diagonal blocks is left alone).
+def add_gram(total: torch.Tensor, columns: torch.Tensor) -> None:
+    """``total += columns·columnsᵀ`` in the upper triangle, in place; what lies below the diagonal blocks is left alone.
 
     Args:
         total: ``[K, K]`` float32.
-        x: ``[T, K]`` float32.
+        columns: ``[K, T]`` float32, contiguous.
     """
-    for start in range(0, x.shape[1], _PANEL):
-        panel = x[:, start : start + _PANEL]
-        total[start : start + _PANEL, start:].addmm_(panel.T, x[:, start:])
+    for start in range(0, len(columns), _PANEL):
+        end = start + _PANEL
+        add_product_(total[start:end, start:], columns[start:end], columns[start:].T)
 
 
-def mirror(upper: torch.Tensor) -> torch.Tensor:
-    """The symmetric matrix with this upper triangle."""
-    return upper.triu() + upper.triu(1).T
+def mirror_(matrix: torch.Tensor) -> torch.Tensor:
+    """Write the upper triangle of ``[K, K]`` over the lower one; returns the matrix."""
+    for start in range(0, len(matrix), _PANEL):
+        end = start + _PANEL
+        matrix[end:, start:end] = matrix[start:end, end:].T
+        block = matrix[start:end, start:end]
+        block.copy_(block.triu() + block.triu(1).T)
+    return matrix

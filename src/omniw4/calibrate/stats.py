@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from omniw4.calibrate.accumulate import mirror_
 from omniw4.calibrate.walk import Group
 from omniw4.errors import StatsError
 from omniw4.storage import TensorFileWriter, atomic_write_json, sha256_tensors
@@ -215,15 +216,24 @@ class Stats:
 
 
 def pack_upper(matrix: torch.Tensor) -> torch.Tensor:
-    """``[K, K]`` symmetric to its upper triangle row by row, ``[K(K+1)/2]``."""
-    return matrix[torch.ones_like(matrix, dtype=torch.bool).triu()]
+    """``[K, K]`` symmetric to its upper triangle row by row, ``[K(K+1)/2]`` on the CPU."""
+    k = len(matrix)
+    packed = matrix.new_empty(k * (k + 1) // 2, device="cpu")
+    begin, target = 0, packed.numpy()
+    for i, row in enumerate(matrix.cpu().numpy()):
+        target[begin : begin + k - i] = row[i:]
+        begin += k - i
+    return packed
 
 
 def unpack_upper(packed: torch.Tensor, k: int) -> torch.Tensor:
     """Inverse of :func:`pack_upper`."""
-    matrix = packed.new_zeros(k, k)
-    matrix[torch.ones_like(matrix, dtype=torch.bool).triu()] = packed
-    return matrix + matrix.triu(1).T
+    matrix = packed.new_empty(k, k)
+    begin, given = 0, packed.numpy()
+    for i, row in enumerate(matrix.numpy()):
+        row[i:] = given[begin : begin + k - i]
+        begin += k - i
+    return mirror_(matrix)
 
 
 def _digest(fingerprint: dict[str, Any]) -> str:

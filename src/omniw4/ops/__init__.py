@@ -16,6 +16,7 @@ from omniw4.ops.qknorm_rope import qknorm_rope, qknorm_rope_ref, rope_tables
 from omniw4.ops.quantize_fp8 import quantize_fp8, quantize_fp8_ref
 from omniw4.ops.quantize_lora_down import quantize_lora_down, quantize_lora_down_ref, transform
 from omniw4.ops.rms_norm import rms_norm, rms_norm_ref
+from omniw4.ops.round_columns import round_columns, round_columns_ref
 from omniw4.ops.swiglu import swiglu, swiglu_ref
 
 import omniw4.ops.cuda_rows  # noqa: F401  isort: skip  (the same for the ops of the dense back ends)
@@ -48,6 +49,8 @@ __all__ = [
     "rms_norm",
     "rms_norm_ref",
     "rope_tables",
+    "round_columns",
+    "round_columns_ref",
     "swiglu",
     "swiglu_ref",
     "transform",

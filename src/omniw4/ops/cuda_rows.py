@@ -1,4 +1,4 @@
-"""The ops of the dense back ends on a CUDA device: one block a row, one launch an op.
+"""The ops of the dense back ends on a CUDA device, one block a row, and the quantizer's: one launch an op.
 
 Importing this module registers the kernels. Widths that they do not take run through the references.
 """
@@ -9,9 +9,10 @@ import torch
 
 from omniw4.ops import extension
 from omniw4.ops.checks import require_activations
-from omniw4.ops.launch import NAMES, address, aligned, aligned_rows, launch
+from omniw4.ops.launch import NAMES, address, aligned, aligned_rows, launch, launch_alone
 from omniw4.ops.quantize_fp8 import FP8, quantize_fp8, quantize_fp8_ref
 from omniw4.ops.rms_norm import check_rms_norm, rms_norm, rms_norm_ref
+from omniw4.ops.round_columns import check_round_columns, round_columns, round_columns_ref
 from omniw4.ops.swiglu import check_swiglu, swiglu, swiglu_ref
 
 MAX_WIDTH = 16384  # kMaxRow in kernels/common/row.cuh
@@ -80,3 +81,20 @@ def _quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows=x.shape[0], cols=x.shape[1], row_stride=_row_stride(x), dtype=NAMES[x.dtype],
     )  # fmt: skip
     return codes, scales
+
+
+@round_columns.register_kernel("cuda")
+def _round_columns(
+    values: torch.Tensor, coupling: torch.Tensor, known: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_round_columns(values, coupling, known)
+    if not extension.usable(values.device):
+        return round_columns_ref(values, coupling, known)
+    codes, changes = torch.empty_like(values), torch.empty_like(values)
+    coupling, known = aligned(coupling), None if known is None else known.contiguous()
+    launch_alone(
+        "round_columns", "round_columns", values, values=values.data_ptr(),
+        coupling=coupling.data_ptr(), known=address(known), codes=codes.data_ptr(), changes=changes.data_ptr(),
+        batch=values.shape[0], rows=values.shape[2],
+    )  # fmt: skip
+    return codes, changes

@@ -37,8 +37,19 @@ def address(x: torch.Tensor | None) -> int:
 
 
 def launch(op: str, name: str, on: torch.Tensor, **arguments: Any) -> None:
-    """Call a function of the module on the device and current stream of ``on``; its exceptions become ours."""
-    kernels: ModuleType = extension.loaded(on.device)
+    """Call a function of the module on the device and current stream of ``on``; its exceptions become ours.
+
+    The first call loads every kernel, for the graph captures to come.
+    """
+    _call(extension.loaded(on.device), op, name, on, arguments)
+
+
+def launch_alone(op: str, name: str, on: torch.Tensor, **arguments: Any) -> None:
+    """As :func:`launch`, for an op that no graph has: of all kernels, its own is loaded. The device must be usable."""
+    _call(extension.module(), op, name, on, arguments)
+
+
+def _call(kernels: ModuleType, op: str, name: str, on: torch.Tensor, arguments: dict[str, Any]) -> None:
     function: Callable[..., None] = getattr(kernels, name)
     try:
         function(**arguments, device=on.device.index, stream=torch.cuda.current_stream(on.device).cuda_stream)

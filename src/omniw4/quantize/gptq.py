@@ -2,9 +2,10 @@
 
 Columns are rounded in order; the error of each is spread over the columns still to come so that the layer's output
 changes least. With ``H⁻¹ = UᵀU`` (U upper triangular) the update after column j is the rank-1 step
-``W[:, j+1:] -= (w_j - q_j)/U_jj · U[j, j+1:]``. It runs at three sizes: single columns inside a group of 64, whole
-groups inside a block (one matrix product), whole blocks on everything to the right (one matrix product). All rows
-move together, and weights are held transposed, so a column is contiguous.
+``W[:, j+1:] -= (w_j - q_j)/U_jj · U[j, j+1:]``. It runs at three sizes: single columns inside a group of 64 (the op
+``round_columns``, in units of the group's step), whole groups inside a block (one matrix product), whole blocks on
+everything to the right (one matrix product). All rows move together, and weights are held transposed, so a column is
+contiguous.
 
 Source: Frantar et al., GPTQ, arXiv 2210.17323, algorithm 1. The scale of a group is chosen when the group is
 reached, from weights that already carry the compensation of everything to the left.
@@ -17,8 +18,9 @@ from dataclasses import dataclass, field
 import torch
 
 from omniw4 import int4
+from omniw4.products import add_product_
+from omniw4.quantize.columns import diagonal_blocks, round_columns
 from omniw4.quantize.order import columns_of, permute, permute_hessian
-from omniw4.quantize.products import add_product_
 from omniw4.quantize.scales import IntegerScales, Rounded, ScaleRule, reciprocal, scales_for
 from omniw4.tensors import ScaleType
 
@@ -93,49 +95,30 @@ def gptq(
         back = order.argsort(-1)
         return Rounded(permute(taken.codes, columns_of(back)), permute(taken.scales, back), taken.rows)
     group = int4.GROUP_SIZE
-    importance = upper.diagonal(dim1=-2, dim2=-1).square().reciprocal()  # [..., K]
+    diagonal = upper.diagonal(dim1=-2, dim2=-1)  # [..., K]
+    importance = diagonal.square().reciprocal()
     kind = scales_for(weight.float(), importance, rule, scale_type)
     w = weight.float().transpose(-1, -2).clone(memory_format=torch.contiguous_format)  # [..., K, N], consumed
     codes = torch.empty_like(w)
     k = w.shape[-2]
     scales = torch.empty((*w.shape[:-2], k // group, w.shape[-1]), dtype=kind.dtype, device=w.device)
     errors = torch.empty_like(w[..., : min(block_size, k), :])
+    spread = upper / diagonal[..., None]  # what an error of 1 in column j takes from the columns behind it
+    coupling = diagonal_blocks(spread).neg_()
     for start in range(0, k, block_size):
         end = min(start + block_size, k)
         for left in range(start, end, group):
             right = left + group
             chosen = kind.choose(w[..., left:right, :], importance[..., left:right])
             scales[..., left // group, :] = chosen
-            err = errors[..., left - start : right - start, :]
-            block = upper[..., left:right, left:right]
-            _round_columns(w[..., left:right, :], block, kind.step(chosen), codes[..., left:right, :], err)
+            step = kind.step(chosen)[..., None, :]
+            found, change = round_columns(w[..., left:right, :] * reciprocal(step), coupling[..., left // group, :, :])
+            codes[..., left:right, :] = found
+            err = torch.mul(change, step, out=errors[..., left - start : right - start, :])
             if right < end:
-                add_product_(w[..., right:end, :], upper[..., left:right, right:end].transpose(-1, -2), err, -1.0)
+                add_product_(w[..., right:end, :], spread[..., left:right, right:end].transpose(-1, -2), err, -1.0)
         if end < k:
-            spread = upper[..., start:end, end:].transpose(-1, -2)
-            add_product_(w[..., end:, :], spread, errors[..., : end - start, :], -1.0)
+            onward = spread[..., start:end, end:].transpose(-1, -2)
+            add_product_(w[..., end:, :], onward, errors[..., : end - start, :], -1.0)
     rows = kind.rows if isinstance(kind, IntegerScales) else None
     return Rounded(codes.transpose(-1, -2).to(torch.int8), scales.transpose(-1, -2).contiguous(), rows)
-
-
-def _round_columns(
-    w: torch.Tensor, upper: torch.Tensor, step: torch.Tensor, codes: torch.Tensor, errors: torch.Tensor
-) -> None:
-    """The sequential part: the columns of one group, in place.
-
-    Args:
-        w: ``[..., G, N]`` the group's weights, consumed.
-        upper: ``[..., G, G]`` its diagonal block of U.
-        step: ``[..., N]`` float32.
-        codes: ``[..., G, N]`` float32, written.
-        errors: ``[..., G, N]`` float32, written: ``(w_j - q_j)/U_jj``.
-    """
-    inverse = reciprocal(step)
-    diagonal = upper.diagonal(dim1=-2, dim2=-1)  # [..., G]
-    for j in range(w.shape[-2]):
-        column, code, error = w[..., j, :], codes[..., j, :], errors[..., j, :]
-        torch.mul(column, inverse, out=code)
-        code.round_().clamp_(int4.INT4_MIN, int4.INT4_MAX)
-        torch.addcmul(column, code, step, value=-1, out=error)
-        error.div_(diagonal[..., j, None])
-        w[..., j + 1 :, :].addcmul_(upper[..., j, j + 1 :, None], error[..., None, :], value=-1)

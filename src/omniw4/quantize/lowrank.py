@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
+from omniw4.products import product
 from omniw4.quantize.order import columns_of, permute
 
 OVERSAMPLING = 16  # vectors iterated besides the R wanted
 ITERATIONS = 24
-QUICK_ITERATIONS = 4
+QUICK_ITERATIONS, BLOCKS = 5, 8
 EXACT_SIZE = 1536  # columns of the largest Gram matrix that a CPU decomposes in full: some seconds
-SETTLED = 2e-7  # change of the energy held from one iteration to the next, of all energy: FP32's rounding
+# Change of the energy held from one iteration to the next, of all energy. All blocks so far: each step gains about a
+# tenth of what the step before did. The last block alone: FP32's rounding.
+SETTLED, SETTLED_ALONE = 4e-6, 2e-7
+SHIFTS = (1e-12, 0.0)  # of Cholesky QR, the first time and the second
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class LowRank:
 
     def product(self) -> torch.Tensor:
         """``[..., N, K]`` float32, from the rounded factors."""
-        return self.up.float() @ self.down.float().transpose(-1, -2)
+        return product(self.up.float(), self.down.float().transpose(-1, -2))
 
     def __getitem__(self, index: int | torch.Tensor) -> LowRank:
         return LowRank(self.up[index], self.down[index])
@@ -67,12 +71,12 @@ class Whitening:
 def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening: Whitening | None = None) -> LowRank:
     """Truncated singular value decomposition: the optimum of Eckart and Young, in the outputs with a whitening.
 
-    A few iterations of a subspace find the leading singular vectors where the others are far smaller, as in every
-    round that starts from the SVD of W. Where that does not settle they are the leading eigenvectors of the smaller
-    Gram matrix in FP64 (which keeps half of FP64's digits of the small singular values, more than FP32 has): from all
-    of them on a CPU up to :data:`EXACT_SIZE`, exact up to rounding; else by more iterations, where a full decomposition
-    of each matrix would take a hundred times longer. Each factor gets the square root of the singular values, so that
-    the entries of both lie in the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
+    A few products with a block of vectors find the leading singular vectors (:func:`quick_pairs`). Where that does not
+    settle, or the matrix is small, they are the leading eigenvectors of the smaller Gram matrix in FP64 (which keeps
+    half of FP64's digits of the small singular values, more than FP32 has): from all of them on a CPU up to
+    :data:`EXACT_SIZE`, exact up to rounding; else by more iterations, where a full decomposition of each matrix would
+    take a hundred times longer. Each factor gets the square root of the singular values, so that the entries of both
+    lie in the middle of the range of 16-bit floats. A rank beyond min(N, K) adds zero columns.
 
     Args:
         residual: ``[..., N, K]`` float.
@@ -82,20 +86,21 @@ def svd_lowrank(residual: torch.Tensor, rank: int, dtype: torch.dtype, whitening
             arXiv 2403.07378) instead of ``‖residual - L‖``.
     """
     n, k = residual.shape[-2:]
-    r = residual.double() if whitening is None else whitening.apply(residual)
-    transposed = r.transpose(-1, -2)
-    wide = n <= k
-    kept = min(rank, n, k)
-    found = quick_pairs(transposed if wide else r, kept) if whitening is None else None
+    wide, kept = n <= k, min(rank, n, k)
+    on_cpu, found = residual.device.type == "cpu", None
+    if whitening is None:
+        found = quick_pairs(residual.transpose(-1, -2) if wide else residual, kept, all_blocks=on_cpu)
     if found is None:
-        gram = r @ transposed if wide else transposed @ r
-        exact = residual.device.type == "cpu" and min(n, k) <= EXACT_SIZE
-        found = eigenpairs(gram, kept) if exact else subspace_iteration(gram, kept)
-    values, leading = found
+        r = residual.double() if whitening is None else whitening.apply(residual)
+        tall = r.transpose(-1, -2) if wide else r
+        gram = tall.transpose(-1, -2) @ tall
+        exact = on_cpu and min(n, k) <= EXACT_SIZE
+        values, leading = eigenpairs(gram, kept) if exact else subspace_iteration(gram, kept)
+        found = values, leading, tall @ leading
+    values, leading, image = found
     root = values.clamp(min=0).sqrt().sqrt()[..., None, :]  # √sigma: [..., 1, kept]
     inverse_root = torch.where(root > 0, root.reciprocal(), torch.zeros_like(root))
-    mine = leading * root
-    other = ((transposed if wide else r) @ leading) * inverse_root  # sigma·(other vector)/√sigma
+    mine, other = leading * root, image * inverse_root  # the image is sigma·(other vector)
     up, down = (mine, other) if wide else (other, mine)
     if whitening is not None:
         down = whitening.undo(down)
@@ -108,34 +113,55 @@ def eigenpairs(gram: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     return values[..., -count:].flip(-1), vectors[..., -count:].flip(-1)
 
 
-def quick_pairs(tall: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """As :func:`eigenpairs` of ``tallᵀ·tall``, by a few iterations in FP32 that need no Gram matrix.
-
-    Returns:
-        None where the energy that the vectors hold still grows by more than :data:`SETTLED`, for any of the matrices:
-        then the spectrum is too flat for this. And for a matrix so small that this would not be quicker.
+def quick_pairs(
+    tall: torch.Tensor, count: int, *, all_blocks: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """As :func:`eigenpairs` of ``tallᵀ·tall``, with the image ``tall·vectors``, by a few products in FP32 that need no
+    Gram matrix.
 
     Args:
-        tall: ``[..., M, n]`` float64.
+        tall: ``[..., M, n]`` float.
         count: of pairs, at most n.
+        all_blocks: from all blocks of vectors so far (block Krylov; Musco and Musco, arXiv 1504.05477), which settles
+            in fewer steps; or from the last one, for GPUs, where eigenproblems of many blocks take longer than steps.
+
+    Returns:
+        Values, vectors and images, FP64 and as precise as FP32. None where the energy that the vectors hold still
+        grows by more than :data:`SETTLED` for any of the matrices: then the spectrum is too flat for this. And for a
+        matrix so small that this would not be quicker.
     """
     n, width = tall.shape[-1], count + OVERSAMPLING
     if n < 4 * width:
         return None
+    steps = min(BLOCKS, n // (2 * width)) if all_blocks else QUICK_ITERATIONS
+    settled = SETTLED if all_blocks else SETTLED_ALONE
     largest = tall.abs().amax((-1, -2), keepdim=True)
     unit = torch.where(largest > 0, largest, torch.ones_like(largest))
     scaled = (tall / unit).float()  # squares stay within FP32's range
+    transposed = scaled.transpose(-1, -2)
     total = scaled.square().sum((-1, -2), dtype=torch.float64)
-    block = _start(n, width, scaled)
-    before = None
-    for _ in range(QUICK_ITERATIONS + 1):
-        block = orthonormal((scaled.transpose(-1, -2) @ (scaled @ block)).double())
-        image = (scaled @ block.float()).double()
-        values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)
-        held = values.sum(-1)
-        if before is not None and bool((held - before <= SETTLED * total).all()):
-            return values * unit[..., 0].square(), block @ mixing
-        before, block = held, block.float()
+    image = product(scaled, _start(n, width, scaled).expand(*scaled.shape[:-2], n, width))
+    basis: torch.Tensor | None = None  # [..., n, width · steps so far], orthonormal
+    images, before = image, None
+    for _ in range(steps):
+        block = product(transposed, image).double()
+        for shift in SHIFTS:  # the second time takes out what rounding left of the basis
+            if basis is not None and all_blocks:
+                block -= product(basis, product(basis.transpose(-1, -2), block.float())).double()
+            block = cholesky_qr(block, shift)
+        image = product(scaled, block.float())
+        if basis is not None and all_blocks:
+            basis, images = torch.cat((basis, block.float()), -1), torch.cat((images, image), -1)
+        else:
+            basis, images = block.float(), image
+        gram = product(images.transpose(-1, -2), images).double()
+        held = torch.linalg.eigvalsh(gram)[..., -count:].sum(-1)
+        if before is not None and bool((held - before <= settled * total).all()):
+            vectors = orthonormal(basis.double() @ eigenpairs(gram, count)[1])
+            image = product(scaled, vectors.float()).double()
+            values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)  # orthogonal images
+            return values * unit[..., 0].double().square(), vectors @ mixing, image @ mixing * unit
+        before = held
     return None
 
 
@@ -162,17 +188,24 @@ def _start(n: int, width: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def orthonormal(block: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis ``[..., n, w]`` of the columns: Cholesky QR twice, which batches and needs no reflections.
+    """An orthonormal basis of the columns ``[..., n, w]``: Cholesky QR twice, which batches, without reflections."""
+    for shift in SHIFTS:
+        block = cholesky_qr(block, shift)
+    return block
 
-    A little of the mean diagonal is added before the first factorisation, so that dependent columns (a matrix of
-    lower rank than w) give small columns instead of a failure.
+
+def cholesky_qr(block: torch.Tensor, shift: float) -> torch.Tensor:
+    """The columns ``[..., n, w]`` made orthonormal as far as their condition allows.
+
+    Args:
+        shift: share of the mean diagonal that is added before the factorisation, so that dependent columns (a matrix
+            of lower rank than w) give small columns instead of a failure.
     """
-    for shift in (1e-12, 0.0):
-        gram = block.transpose(-1, -2) @ block
-        mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        lower = torch.linalg.cholesky_ex(gram + (shift * mean + 1e-280) * eye)[0]
-        block = torch.linalg.solve_triangular(lower.transpose(-1, -2), block, upper=True, left=False)
+    gram = block.transpose(-1, -2) @ block
+    mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    lower = torch.linalg.cholesky_ex(gram + (shift * mean + 1e-280) * eye)[0]
+    block = torch.linalg.solve_triangular(lower.transpose(-1, -2), block, upper=True, left=False)
     return torch.nan_to_num(block, nan=0.0, posinf=0.0, neginf=0.0)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from omniw4.products import product
+
 _SMALLEST = 1e-24  # output energy below which terms of the sum may have been lost in FP32
 
 
@@ -39,7 +41,7 @@ def relative_errors(
 
 def output_energies(weight: torch.Tensor, hessian: torch.Tensor | None) -> list[float]:
     """``tr(W·H·Wᵀ)``, squared outputs, of each of B linears ``[B, N, K]``; H ``[B, K, K]``, or identity when None."""
-    outputs = weight if hessian is None else weight @ hessian
+    outputs = weight if hessian is None else product(weight, hessian)
     energies: list[float] = (outputs * weight).sum((-1, -2), dtype=torch.float64).clamp(min=0).tolist()
     return energies
 

@@ -7,8 +7,13 @@ resumed gives the same bytes as one that was not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
 
 import torch
 
@@ -20,7 +25,11 @@ from omniw4.tensors import LayerReport, LinearStats, QuantizedLinear
 
 WeightSource = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
 GPU_BATCH_BYTES = 6 * 2**30
+SIDE_BY_SIDE_BYTES = 2**29  # working memory up to which a CPU quantizes several inputs at once
+SIDE_BY_SIDE = 4  # of them at most: beyond, they wait for the interpreter
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 Save = Callable[[str, QuantizedLinear, LayerReport], None]
 
 
@@ -95,29 +104,79 @@ def quantize_model(
         raise ModelError(f"the model has no linear {missing[0]!r} ({len(missing)} of the plan are missing)")
     finished = sum(entry.path in done for entry in plan.quantized)
     reports: list[LayerReport] = []
-    for batch in share_of(plan.batches(group_of, batch_limit(device)), *part):
-        if all(entry.path in done for group in batch for entry in group):
-            continue  # a batch is made whole or not at all, so that its bytes do not depend on what was done before
+    batches = [
+        batch  # made whole or not at all, so that its bytes do not depend on what was done before
+        for batch in share_of(plan.batches(group_of, batch_limit(device)), *part)
+        if not all(entry.path in done for group in batch for entry in group)
+    ]
+
+    def make(batch: list[list[PlanEntry]]) -> list[tuple[Linear, QuantizedLinear, LayerReport]]:
         stats = [_stats_of(group, stats_for, device) if plan.needs_stats else None for group in batch]
         groups = [[_load(entry, weights[entry.path], device) for entry in group] for group in batch]
-        for linears, results in zip(groups, quantize_groups(groups, stats, recipe), strict=True):
-            for linear, (quantized, report) in zip(linears, results, strict=True):
-                if linear.path in done:
-                    continue
-                save(linear.path, quantized.to("cpu"), report)
-                reports.append(report)
-                finished += 1
-                if on_progress is not None:
-                    on_progress(Progress(finished, len(plan.quantized), report))
+        made = zip(groups, quantize_groups(groups, stats, recipe), strict=True)
+        return [(linear, *result) for linears, results in made for linear, result in zip(linears, results, strict=True)]
+
+    with _ordered(make, batches, side_by_side(plan, group_of, device)) as results:
+        for linear, quantized, report in chain.from_iterable(results):
+            if linear.path in done:
+                continue
+            save(linear.path, quantized.to("cpu"), report)
+            reports.append(report)
+            finished += 1
+            if on_progress is not None:
+                on_progress(Progress(finished, len(plan.quantized), report))
     return reports
 
 
 def batch_limit(device: torch.device | str) -> int:
-    """Working memory of linears quantized at once: on a CPU one input's, on a GPU what a small one has room for.
+    """Working memory of linears quantized as one batch: on a CPU one input's, on a GPU what a small one has room for.
 
     A constant, not what is free: the same run makes the same batches, and so the same bytes, on every GPU.
     """
     return 0 if torch.device(device).type == "cpu" else GPU_BATCH_BYTES
+
+
+def side_by_side(plan: Plan, group_of: Callable[[str], str] | None, device: torch.device | str) -> int:
+    """How many batches are quantized at once, each in a thread of its own and, on a CPU, on a core of its own.
+
+    The steps of one input are too small to be shared by cores, and inputs are many.
+    """
+    if torch.device(device).type != "cpu":
+        return 1
+    room = SIDE_BY_SIDE_BYTES // max(plan.peak_bytes(group_of), 1)
+    return max(min(torch.get_num_threads(), room, SIDE_BY_SIDE), 1)
+
+
+@contextmanager
+def _ordered(function: Callable[[Item], Made], items: Sequence[Item], workers: int) -> Iterator[Iterator[Made]]:
+    """``map(function, items)``, so many at once in threads of one core each; with one worker it runs here, on all.
+
+    Leaving early (an error, an interruption) waits for what is under way and drops the rest.
+    """
+    if workers == 1:
+        yield map(function, items)
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # here and in threads that begin now
+    pool = ThreadPoolExecutor(workers)
+    try:
+        yield _in_order(pool, function, items, workers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, function: Callable[[Item], Made], items: Sequence[Item], ahead: int
+) -> Iterator[Made]:
+    """Results in the order of the items; no more than ``ahead`` are begun before the first of them is taken."""
+    under_way: deque[Future[Made]] = deque()
+    for item in items:
+        if len(under_way) == ahead:
+            yield under_way.popleft().result()
+        under_way.append(pool.submit(function, item))
+    while under_way:
+        yield under_way.popleft().result()
 
 
 def share_of(batches: list[list[list[PlanEntry]]], rank: int, processes: int) -> list[list[list[PlanEntry]]]:

@@ -21,6 +21,7 @@ ScaleRule = Literal["absmax", "search"]
 SHRINK_GRID = tuple(1.0 - 0.025 * step for step in range(17))  # 1.0 … 0.6
 # The same range in integers: from the smallest m that spans absmax down by as many, at least to 0.6 of m = 16.
 INTEGER_STEPS_DOWN = 6
+_BLOCK = 2**16  # weights that a CPU searches scales for at once: as many as stay in its cache
 
 
 class GroupScales(Protocol):
@@ -97,16 +98,37 @@ def _least_error(
     candidates: Sequence[torch.Tensor],
     step: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Per row of the group the candidate ``[..., N]`` with the least weighted squared error of rounding to nearest."""
-    weight = importance.to(group.dtype)[..., None, :]  # [..., 1, G]
-    best, best_error = candidates[0], torch.full_like(group[..., 0, :], float("inf"))
-    for candidate in candidates:
-        rounded = round_to_grid(group, step(candidate))
-        error = (weight @ (rounded.sub_(group)).square_()).squeeze(-2)  # [..., N]
-        better = error < best_error
-        best = torch.where(better, candidate, best)
-        best_error = torch.where(better, error, best_error)
+    """Per row of the group the candidate ``[..., N]`` with the least weighted squared error of rounding to nearest, the
+    first on a tie."""
+    size, n = group.shape[-2:]
+    weight = importance.to(group.dtype).expand(group.shape[:-1]).reshape(-1, size)  # [L, G]
+    steps = torch.stack([step(candidate) for candidate in candidates])  # [C, ..., N]
+    inverses = reciprocal(steps).reshape(len(steps), -1, n)  # [C, L, N]
+    errors, groups = torch.empty_like(inverses), group.reshape(-1, size, n)
+    if group.device.type == "cpu":
+        width = max(_BLOCK // size, 1)
+        for i, (one, share) in enumerate(zip(groups, weight, strict=True)):
+            for start in range(0, n, width):
+                rows = slice(start, start + width)
+                _squared_errors(one[:, rows], share, inverses[:, i, rows], errors[:, i, rows])
+    else:
+        _squared_errors(groups, weight, inverses, errors)
+    errors = errors.view(steps.shape).mul_(steps.square_())
+    best, least = candidates[0], errors[0]
+    for candidate, error in zip(candidates[1:], errors[1:], strict=True):
+        best = torch.where(error < least, candidate, best)
+        least = torch.minimum(error, least)
     return best
+
+
+def _squared_errors(group: torch.Tensor, weight: torch.Tensor, inverses: torch.Tensor, errors: torch.Tensor) -> None:
+    """``Σ weight · (code - value)²`` of rounding ``[..., G, N]`` with each of the inverse steps ``[C, ..., N]``, in
+    steps, written to ``errors`` of that shape."""
+    values, codes = torch.empty_like(group), torch.empty_like(group)
+    for inverse, error in zip(inverses, errors, strict=True):
+        torch.mul(group, inverse[..., None, :], out=values)
+        torch.round(values, out=codes).clamp_(int4.INT4_MIN, int4.INT4_MAX)
+        error.copy_((weight[..., None, :] @ codes.sub_(values).square_()).squeeze(-2))
 
 
 def choose_rows(weight: torch.Tensor, importance: torch.Tensor, rule: ScaleRule) -> torch.Tensor:
@@ -125,17 +147,6 @@ def choose_rows(weight: torch.Tensor, importance: torch.Tensor, rule: ScaleRule)
     if rule == "search":
         scales = _least_error(columns, share, [scales * shrink for shrink in SHRINK_GRID], lambda step: step)
     return scales.amax(-2) / int4.INTEGER_SCALE_MAX
-
-
-def round_to_grid(values: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """The nearest representable values: ``[..., G, N]`` with steps ``[..., N]`` float32.
-
-    The same arithmetic as ``int4.encode`` followed by ``int4.dequantize``, fused and without the NaN branch (weights
-    are checked to be finite before).
-    """
-    step = step[..., None, :]
-    codes = (values * reciprocal(step)).round_().clamp_(int4.INT4_MIN, int4.INT4_MAX)
-    return codes.mul_(step)
 
 
 def reciprocal(step: torch.Tensor) -> torch.Tensor:

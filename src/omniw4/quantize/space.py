@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -50,14 +51,13 @@ def input_spaces(
             continue
         first = linears[0]
         smooth, strength = _smoothing(linears, known, recipe) if first.spec.smooth else (None, None)
-        plain = transform_hessian(known.hessian, first.spec.rotation, smooth)
-        unsmoothed = plain if smooth is None else transform_hessian(known.hessian, first.spec.rotation)
-        if recipe.gptq.hessian == "normalized":
-            objectives.append(transform_hessian(known.hessian_normalized, first.spec.rotation, smooth))
-            spaces.append(InputSpace(smooth, strength, plain.float(), unsmoothed.float()))
-        else:
-            objectives.append(plain)
-            spaces.append(InputSpace(smooth, strength, None, unsmoothed.float()))
+        normalized = recipe.gptq.hessian == "normalized"
+        moments = known.hessian_normalized if normalized else known.hessian
+        objectives.append(transform_hessian(moments, first.spec.rotation, smooth))
+        transform = partial(transform_hessian, known.hessian, first.spec.rotation, dtype=torch.float32)
+        plain = transform(smooth) if normalized else None
+        unsmoothed = plain if smooth is None and plain is not None else transform(None)
+        spaces.append(InputSpace(smooth, strength, plain, unsmoothed))
     return spaces, stacked(objectives)
 
 
