@@ -40,13 +40,14 @@ class OwnText:
         texts: in the order of the samples, without the empty ones.
         empty: samples that hold no text and were left out.
         tokens: sampled, of all samples, the one each began with not counted.
-        begin: the token that each began with.
+        begin, begin_token: number of the token that each began with, and how the vocabulary writes it.
     """
 
     texts: list[str]
     empty: int
     tokens: int
     begin: int
+    begin_token: str
 
 
 def write_text(
@@ -96,7 +97,8 @@ def write_text(
             f"all {samples} texts that model {loaded.source!r} wrote are empty",
             hint="raise --seq-len; a model that was not trained on text writes none",
         )
-    return OwnText(texts, samples - len(texts), samples * (seq_len - 1), first)
+    written = str(tokenizer.convert_ids_to_tokens(first))
+    return OwnText(texts, samples - len(texts), samples * (seq_len - 1), first, written)
 
 
 @torch.inference_mode()

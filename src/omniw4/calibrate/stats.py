@@ -27,6 +27,7 @@ from omniw4.tensors import LinearStats
 FORMAT_VERSION = 1
 _TENSORS, _JSON = "stats.safetensors", "stats.json"
 _MATRICES, _VECTORS = ("hessian", "hessian_normalized"), ("absmax", "rms")
+_PANEL = 512  # columns that are mirrored at once
 
 
 class StatsWriter:
@@ -57,7 +58,7 @@ class StatsWriter:
     def put(self, group: Group, stats: LinearStats) -> None:
         if self._file is None:
             raise StatsError("statistics were put before begin() named their groups")
-        tensors = {name: pack_upper(getattr(stats, name)).cpu() for name in _MATRICES}
+        tensors = {name: pack_upper(getattr(stats, name).cpu()) for name in _MATRICES}
         tensors |= {name: getattr(stats, name).cpu() for name in _VECTORS}
         for name, tensor in tensors.items():
             self._file.write(f"{group.name}.{name}", tensor)
@@ -216,14 +217,28 @@ class Stats:
 
 def pack_upper(matrix: torch.Tensor) -> torch.Tensor:
     """``[K, K]`` symmetric to its upper triangle row by row, ``[K(K+1)/2]``."""
-    return matrix[torch.ones_like(matrix, dtype=torch.bool).triu()]
+    k = matrix.shape[0]
+    packed = matrix.new_empty(k * (k + 1) // 2)
+    start = 0
+    for row in range(k):
+        packed[start : start + k - row] = matrix[row, row:]
+        start += k - row
+    return packed
 
 
 def unpack_upper(packed: torch.Tensor, k: int) -> torch.Tensor:
-    """Inverse of :func:`pack_upper`."""
-    matrix = packed.new_zeros(k, k)
-    matrix[torch.ones_like(matrix, dtype=torch.bool).triu()] = packed
-    return matrix + matrix.triu(1).T
+    """Inverse of :func:`pack_upper`; row by row and panel by panel, as masks and whole copies take four times as much."""
+    matrix = packed.new_empty(k, k)
+    start = 0
+    for row in range(k):
+        matrix[row, row:] = packed[start : start + k - row]
+        start += k - row
+    for top in range(0, k, _PANEL):
+        panel = matrix[top : top + _PANEL, top:]
+        square = panel[:, :_PANEL]
+        square.copy_(square.triu() + square.triu(1).T)
+        matrix[top + _PANEL :, top : top + _PANEL] = panel[:, _PANEL:].T
+    return matrix
 
 
 def _digest(fingerprint: dict[str, Any]) -> str:

@@ -100,7 +100,8 @@ def command(
         "seq_len": chosen.seq_len,
         "temperature": temperature,
         "seed": chosen.seed,
-        "begin": own.begin,
+        "begin": own.begin_token,
+        "begin_id": own.begin,
         "model": {"name": Path(model).name, "hash": loaded.hash},
         "warnings": warnings,
     }

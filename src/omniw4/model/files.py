@@ -109,8 +109,36 @@ def _from_hub(name: str, gguf_file: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     weights = gguf_file or "*.safetensors*"
-    with as_model_error(f"no local folder {name!r}, and no model of that name from the Hub", "check name and network"):
+    try:
         return Path(snapshot_download(name, allow_patterns=[weights, "*.json", "*.txt", "*.model", "*.py", "*.jinja"]))
+    except (OmniW4Error, MemoryError):
+        raise
+    except Exception as e:  # its own classes, those of the HTTP library below, and of the file system
+        raise _not_from_hub(name, e) from e
+
+
+def _not_from_hub(name: str, error: Exception) -> ModelError:
+    """What went wrong in our words: the Hub library speaks in paragraphs, of revisions and snapshots."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    here = f"no folder {name!r} here"
+    if "HFValidationError" in kinds:
+        return ModelError(
+            f"{here}, and it is no name of a Hub model", hint="give a folder with config.json, or OWNER/NAME"
+        )
+    if "GatedRepoError" in kinds:
+        hint = "ask for access on its page, then log in with `hf auth login`"
+        return ModelError(f"{here}, and the Hub gives the model of that name to those with access alone", hint=hint)
+    if "RepositoryNotFoundError" in kinds:
+        hint = "check the name; a private model needs `hf auth login`"
+        return ModelError(f"{here}, and no model of that name on the Hub", hint=hint)
+    if kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "TimeoutException"}:
+        from huggingface_hub import constants
+
+        why = "HF_HUB_OFFLINE forbids to look on the Hub" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
+        hint = "check the path; a model of the Hub must be downloaded once while there is a network"
+        return ModelError(f"{here} and none in the Hub's cache, and {why}", hint=hint)
+    reason = (str(error).split("\n")[0] or type(error).__name__)[:200]
+    return ModelError(f"{here}, and downloading it from the Hub failed: {reason}", hint="check network and disk space")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -98,18 +98,33 @@ def quantize_model(
     for batch in share_of(plan.batches(group_of, batch_limit(device)), *part):
         if all(entry.path in done for group in batch for entry in group):
             continue  # a batch is made whole or not at all, so that its bytes do not depend on what was done before
-        stats = [_stats_of(group, stats_for, device) if plan.needs_stats else None for group in batch]
-        groups = [[_load(entry, weights[entry.path], device) for entry in group] for group in batch]
-        for linears, results in zip(groups, quantize_groups(groups, stats, recipe), strict=True):
-            for linear, (quantized, report) in zip(linears, results, strict=True):
-                if linear.path in done:
-                    continue
-                save(linear.path, quantized.to("cpu"), report)
-                reports.append(report)
-                finished += 1
-                if on_progress is not None:
-                    on_progress(Progress(finished, len(plan.quantized), report))
+        for path, quantized, report in _quantize_batch(batch, weights, plan, recipe, stats_for, device):
+            if path in done:
+                continue
+            save(path, quantized, report)
+            reports.append(report)
+            finished += 1
+            if on_progress is not None:
+                on_progress(Progress(finished, len(plan.quantized), report))
     return reports
+
+
+def _quantize_batch(
+    batch: list[list[PlanEntry]],
+    weights: Mapping[str, WeightSource],
+    plan: Plan,
+    recipe: Recipe,
+    stats_for: Callable[[str], LinearStats | None],
+    device: torch.device | str,
+) -> list[tuple[str, QuantizedLinear, LayerReport]]:
+    """The linears of a batch on the CPU; nothing else of it outlives the call, so that batches never add up."""
+    stats = [_stats_of(group, stats_for, device) if plan.needs_stats else None for group in batch]
+    groups = [[_load(entry, weights[entry.path], device) for entry in group] for group in batch]
+    return [
+        (linear.path, quantized.to("cpu"), report)
+        for linears, results in zip(groups, quantize_groups(groups, stats, recipe), strict=True)
+        for linear, (quantized, report) in zip(linears, results, strict=True)
+    ]
 
 
 def batch_limit(device: torch.device | str) -> int:
