@@ -227,7 +227,7 @@ def pack_upper(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_upper(packed: torch.Tensor, k: int) -> torch.Tensor:
-    """Inverse of :func:`pack_upper`; row by row and panel by panel, as masks and whole copies take four times as much."""
+    """Inverse of :func:`pack_upper`; row by row and panel by panel: a mask takes four times as long."""
     matrix = packed.new_empty(k, k)
     start = 0
     for row in range(k):

@@ -71,8 +71,8 @@ class Output:
 class ProgressBar:
     """``quantizing ━━━━━╸━━━ 112/196  layers.16.mlp.down_proj  sqnr 21.4 dB  eta 02:57``.
 
-    On a terminal the line is redrawn in place. Elsewhere a log gets lines without control characters: of steps that come
-    :data:`PAUSE` seconds or more after the last line, and of the last of a stage.
+    On a terminal the line is redrawn in place. Elsewhere a log gets lines without control characters: of steps that
+    come :data:`PAUSE` seconds or more after the last line, and of the last of a stage.
     """
 
     WIDTH = 24
