@@ -73,24 +73,27 @@ def command(
     own_text.begin_token(
         models.tokenizer(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code), model, begin
     )
-    loaded = models.load(model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
-    output.note(f"{loaded.source} writes {chosen.samples}×{chosen.seq_len} tokens")
-    with output.progress("writing") as bar:
-        own = own_text.write_text(
-            loaded,
-            chosen.samples,
-            chosen.seq_len,
-            temperature=temperature,
-            seed=chosen.seed,
-            batch_size=batch_size,
-            begin=begin,
-            on_tokens=bar.step,
+    with storage.reserving(out, overwrite=overwrite):
+        loaded = models.load(
+            model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
         )
-    warnings = [f"{own.empty} of {chosen.samples} texts are empty and were left out"] if own.empty else []
-    for warning in warnings:
-        output.warn(warning)
-    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in own.texts).encode()
-    storage.put_file(out, lines, overwrite=overwrite)
+        output.note(f"{loaded.source} writes {chosen.samples}×{chosen.seq_len} tokens")
+        with output.progress("writing") as bar:
+            own = own_text.write_text(
+                loaded,
+                chosen.samples,
+                chosen.seq_len,
+                temperature=temperature,
+                seed=chosen.seed,
+                batch_size=batch_size,
+                begin=begin,
+                on_tokens=bar.step,
+            )
+        warnings = [f"{own.empty} of {chosen.samples} texts are empty and were left out"] if own.empty else []
+        for warning in warnings:
+            output.warn(warning)
+        lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in own.texts).encode()
+        storage.put_file(out, lines, overwrite=overwrite)
     document = {
         "out": str(out),
         "texts": len(own.texts),
