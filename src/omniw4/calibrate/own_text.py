@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH = 32
+_MOST_TOKENS = 1 << 32  # half a terabyte of rows; what is written is held in memory
 _REPORTS = 100  # how often progress is told, and NaN looked for: a look waits for the GPU
 
 OnTokens = Callable[[int, int, str], None]
@@ -222,6 +223,11 @@ def _check_counts(samples: int, seq_len: int, batch_size: int, temperature: floa
     for what, (found, least) in counts.items():
         if found < least:
             raise UsageError(f"{what} is {found}, wanted at least {least}")
+    if samples * seq_len > _MOST_TOKENS:
+        raise UsageError(
+            f"{samples} texts of {seq_len} tokens are more than the {_MOST_TOKENS} tokens that a text can have",
+            hint="calibration takes some ten thousand; lower --samples",
+        )
     if not 0 < temperature < math.inf:
         raise UsageError(
             f"the temperature is {temperature}, wanted a finite number above 0",

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from omniw4.checkpoint import schema
-from omniw4.checkpoint.header import TensorFile
-from omniw4.checkpoint.validate import read_json, read_shards
-from omniw4.errors import MissingFileError, ShardIndexError
-from omniw4.model import LoadedModel
+from omniw4.checkpoint.header import TensorFile, read_header
+from omniw4.checkpoint.validate import read_json
+from omniw4.model import LoadedModel, weight_files
 from omniw4.storage import TensorFileWriter, atomic_copy, atomic_write, atomic_write_json, dtype_name
 
 _WEIGHT_SUFFIXES = {
@@ -75,10 +74,10 @@ def open_tensors(loaded: LoadedModel, weights: Mapping[str, tuple[int, int]]) ->
     """
     if loaded.folder is None or not (loaded.folder / schema.CONFIG).is_file():
         return ModuleTensors(loaded.model)
-    try:
-        files = FileTensors(read_shards(loaded.folder))
-    except (MissingFileError, ShardIndexError):
+    found_in = weight_files(loaded.folder)
+    if not all(file.suffix == ".safetensors" for file in found_in):
         return ModuleTensors(loaded.model)
+    files = FileTensors([read_header(file) for file in found_in])
     tied = getattr(loaded.model, "all_tied_weights_keys", None) or {}
     for path, shape in weights.items():
         name = f"{path}.weight"

@@ -55,7 +55,7 @@ def command(
     if out.suffix != _SUFFIX:
         raise UsageError(
             f"--out {out.name!r} does not end in {_SUFFIX}, by which `--dataset` knows what is in it",
-            hint=f"name it {out.stem or 'own'}{_SUFFIX}",
+            hint=f"name it {out.stem if out.stem.strip('.') and not out.stem.startswith('.') else 'own'}{_SUFFIX}",
         )
     output = options.start(json_mode=json_mode, quiet=quiet)
 

@@ -90,6 +90,7 @@ def command(
     shard_size = parse_size(max_shard_size)
     opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
     if out is not None and not dry_run and team.first:
+        options.check_inputs_apart(out, model=model, stats=stats, dataset=distill_dataset, config=config)
         storage.OutputFolder.check(out, overwrite=overwrite, marker=_MARKER)
     skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
     plan = make_plan(models.shapes(skeleton), recipe, models.block_linears(skeleton))

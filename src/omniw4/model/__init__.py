@@ -5,7 +5,7 @@ verbs agree on the full module paths. The *backbone* is the module that holds th
 ``model`` in a causal LM of transformers, ``llm`` in OmniVoice.
 """
 
-from omniw4.model.files import hash_source, source_hash
+from omniw4.model.files import hash_source, source_hash, weight_files
 from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, check_unchanged, load, skeleton, tokenizer
 from omniw4.model.streaming import StreamedModel, offload, resident_bytes, stream
 from omniw4.model.tree import (
@@ -39,4 +39,5 @@ __all__ = [
     "source_hash",
     "stream",
     "tokenizer",
+    "weight_files",
 ]
