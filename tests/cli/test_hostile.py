@@ -62,6 +62,23 @@ def test_a_copy_beside_the_weights_leaves_the_statistics_valid(
     assert ran.code == 0, ran.stderr
 
 
+def test_other_models_below_the_models_folder_are_left_there(
+    run: Run, model: Path, nearest: Path, tmp_path: Path
+) -> None:
+    """Results of earlier runs, and what a training saved: neither are parts of the model."""
+    shutil.copy(model / "model.safetensors", model / "model.safetensors.bak")
+    for name, note in (("checkpoint-500", "trainer_state.json"), ("best", "notes.txt")):
+        shutil.copytree(model, model.parent / name)
+        (model.parent / name / note).write_text("{}")
+        shutil.move(model.parent / name, model / name)
+    shutil.copytree(nearest, model / "w4a4")
+    assert run("export", nearest, "--dequantize", "--out", model / "plain").code == 0
+    assert run("quantize", model, "--config", "rtn", "--out", model / "again").code == 0
+    assert folder_bytes(model / "again") == folder_bytes(nearest)
+    assert run("export", model / "again", "--dequantize", "--out", tmp_path / "plain").code == 0
+    assert folder_bytes(tmp_path / "plain") == folder_bytes(model / "plain")
+
+
 INDEX = "model.safetensors.index.json"
 
 
