@@ -115,6 +115,7 @@ MODELS: dict[str, tuple[Any, str]] = {
         lambda f: _config(f, transformers_weights="x.safetensors"),
         "transformers_weights",
     ),
+    "a type that is no name": (lambda f: _config(f, model_type=["qwen3"]), "transformers refuses config.json of model"),
     "no such type": (lambda f: _config(f, model_type="nosuch"), "transformers has no model type 'nosuch'"),
     "code of its own": (
         lambda f: _config(f, model_type="nosuch", auto_map={"AutoModelForCausalLM": "a.B"}),

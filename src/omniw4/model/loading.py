@@ -131,10 +131,8 @@ def _architecture(files: SourceFiles, trust_remote_code: bool) -> tuple[Any, Any
     """The model's config, and the class whose ``from_pretrained`` loads it."""
     import transformers
 
-    refused, hint = (
-        f"unknown architecture of model {files.name!r}",
-        "its architecture must be one that GGUF files can have",
-    )
+    refused = f"unknown architecture of model {files.name!r}"
+    hint = "copy the file again; its architecture must be one that transformers reads from GGUF"
     if files.gguf is None:
         raw = _read_config(files)
         if raw.get("quantization_config"):
@@ -144,7 +142,11 @@ def _architecture(files: SourceFiles, trust_remote_code: bool) -> tuple[Any, Any
             _import_omnivoice(files.name)
         brings_code = bool(raw.get("auto_map"))
         kind = raw.get("model_type")
-        if kind is not None and kind not in transformers.CONFIG_MAPPING and not (brings_code and trust_remote_code):
+        if (
+            isinstance(kind, str)
+            and kind not in transformers.CONFIG_MAPPING
+            and not (brings_code and trust_remote_code)
+        ):
             raise ModelError(
                 f"unknown architecture of model {files.name!r}: transformers has no model type {str(kind)[:80]!r}",
                 hint="it brings its own code: allow it with `--trust-remote-code`" if brings_code else _NOT_KNOWN,
