@@ -79,6 +79,46 @@ def test_other_models_below_the_models_folder_are_left_there(
     assert folder_bytes(tmp_path / "plain") == folder_bytes(model / "plain")
 
 
+@pytest.fixture
+def tokenizer_of(qwen3: Path) -> Any:
+    def copy(folder: Path) -> Path:
+        for file in qwen3.glob("tokenizer*"):
+            shutil.copy(file, folder)
+        return folder
+
+    return copy
+
+
+def test_experts_that_are_no_linears_are_told(run: Run, tokenizer_of: Any, tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 384}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4}
+    config = transformers.MixtralConfig(**sizes, **heads, max_position_embeddings=128)
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "moe")
+    command = ("quantize", tokenizer_of(tmp_path / "moe"), "--config", "rtn", "--out", tmp_path / "out")
+    for flags in (("--dry-run",), ("--overwrite",)):
+        assert "89% of the weights" in json.loads(run(*command, *flags, "--json").stdout)["warnings"][0]
+    ran = run(*command, "--overwrite")
+    assert ran.code == 0, ran.stderr
+    assert (
+        "warning: 89% of the weights stay as they are, as no nn.Linear holds them, such as model.layers.0" in ran.stderr
+    )
+
+
+@pytest.mark.parametrize("offload", [(), ("--offload",)])
+def test_an_encoder_is_refused_alike_from_disk_and_from_memory(
+    run: Run, tokenizer_of: Any, text: Path, tmp_path: Path, offload: tuple[str, ...]
+) -> None:
+    import transformers
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=384)).save_pretrained(tmp_path / "bert")
+    model = tokenizer_of(tmp_path / "bert")
+    ran = run("calibrate", model, "--dataset", text, "--out", tmp_path / "st", *CALIBRATE, *offload)
+    ran.failed(2, "BertEncoder cannot be run on input_ids", "\n\nhint: ")
+
+
 INDEX = "model.safetensors.index.json"
 
 

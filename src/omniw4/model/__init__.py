@@ -15,6 +15,7 @@ from omniw4.model.tree import (
     find_backbone,
     find_blocks,
     find_linears,
+    other_matrices,
     shapes,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "hash_source",
     "load",
     "offload",
+    "other_matrices",
     "resident_bytes",
     "shapes",
     "skeleton",
