@@ -56,9 +56,10 @@ test-gpu: $(STAMP) ## the tests marked gpu, one process; fails where there is no
 coverage: $(STAMP) ## the tests without a GPU, and the share of lines they run; fails below 90 %
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --cov=omniw4 --cov-report=term:skip-covered --cov-fail-under=90
 
-soak: $(STAMP) ## hours: 200 kills of each verb, 10,000 steps of a linear, every property fifty times as often
+soak: $(STAMP) ## hours: 200 kills of each verb, 10,000 steps of linears and engines, every property fifty times as often
 	$(BIN)/python scripts/soak.py kills --trials 200
 	$(BIN)/python scripts/soak.py steps --steps 10000
+	$(BIN)/python scripts/large_model.py --tiny
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n $(JOBS) tests/property
 
 fuzz: $(STAMP) ## coverage-guided fuzzing of the checkpoint reader (SECONDS=600)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go: build for the GPU at hand, test, sanitize. Logs and JSON go to $OUT.
-# Usage: [OUT=dir] [OMNIW4_CUDA_ARCHS=90a] scripts/gpu_check.sh [build] [test] [sanitize]      (all three by default)
+# Usage: [OUT=dir] [OMNIW4_CUDA_ARCHS=90a] scripts/gpu_check.sh [build] [test] [sanitize] [soak] [large]
+# Without names: build, test, sanitize. LAYERS: blocks of the model of `large` (4).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/gpu}
@@ -30,7 +31,10 @@ for name in "${steps[@]}"; do
     test) TAIL=60 step test "${TEST_SECONDS:-300}" python3 -m pytest -q -m gpu -p no:cacheprovider --tb=short \
             ${JOBS:+-n "$JOBS"} --junitxml "$OUT/test.xml" ${TESTS:-$(grep -rl mark.gpu tests --include 'test_*.py')} ;;
     sanitize) step sanitize "${SANITIZE_SECONDS:-280}" python3 scripts/sanitize.py --json "$OUT/sanitize.json" ;;
-    *) echo "error: no step $name; there are build, test, sanitize" >&2; exit 2 ;;
+    soak) step soak "${SOAK_SECONDS:-120}" python3 scripts/soak.py steps --steps 10000 --json "$OUT/soak.json" ;;
+    large) step large "${LARGE_SECONDS:-240}" python3 scripts/large_model.py --device cuda --layers "${LAYERS:-4}" \
+             --json "$OUT/large.json" ;;
+    *) echo "error: no step $name; there are build, test, sanitize, soak, large" >&2; exit 2 ;;
   esac
 done
 exit $failed

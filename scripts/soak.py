@@ -1,7 +1,7 @@
 """The long versions of the reliability tests: kills and steps. Minutes to hours; a GPU is used where there is one.
 
-    python scripts/soak.py kills --trials 200     kill -9 at random instants of calibrate, quantize and repack
-    python scripts/soak.py steps --steps 10000    a quantized linear with random lengths: same bits, no growth
+    python scripts/soak.py kills --trials 200     kill -9 at random instants of the verbs that write
+    python scripts/soak.py steps --steps 10000    quantized linears and the engine, random lengths: same bits, no growth
 
 Prints one line a series, writes what it found as JSON with --json, and ends with 1 when a promise does not hold.
 """
@@ -9,6 +9,7 @@ Prints one line a series, writes what it found as JSON with --json, and ends wit
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -27,7 +28,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", choices=["kills", "steps"])
     parser.add_argument("--trials", type=int, default=200, help="kills of each verb (200)")
-    parser.add_argument("--steps", type=int, default=10_000, help="steps of each linear (10000)")
+    parser.add_argument("--verb", default="", help="kills of verbs whose name begins so alone (all)")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of each linear and engine (10000)")
     parser.add_argument("--seed", type=int, default=None, help="of lengths and instants (another each time)")
     parser.add_argument("--json", type=Path, default=None, help="write what was found here")
     options = parser.parse_args()
@@ -38,13 +40,13 @@ def main() -> int:
     sys.path[:0] = [str(ROOT / part) for part in ("src", "tests", "tests/reliability")]
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
     print(f"seed {seed}", flush=True)
-    found = kills(options.trials, seed) if options.series == "kills" else steps(options.steps, seed)
+    found = kills(options.trials, seed, options.verb) if options.series == "kills" else steps(options.steps, seed)
     if options.json is not None:
         options.json.write_text(json.dumps({"series": options.series, "seed": seed, "found": found}, indent=2) + "\n")
     return 0 if all(series["held"] for series in found) else 1
 
 
-def kills(trials: int, seed: int) -> list[dict[str, Any]]:
+def kills(trials: int, seed: int, wanted: str) -> list[dict[str, Any]]:
     import kills
 
     from tiny_checkpoint import make_model
@@ -60,6 +62,8 @@ def kills(trials: int, seed: int) -> list[dict[str, Any]]:
         assert kills.run("calibrate", model, "--dataset", text, *kills.CALIBRATE, "--out", stats) == 0
         assert kills.run("quantize", model, "--stats", stats, *kills.QUANTIZE, "--out", checkpoint) == 0
         for number, verb in enumerate(kills.verbs(model, text, stats, checkpoint)):
+            if not verb.name.startswith(wanted):
+                continue
             began = time.monotonic()
             told: dict[str, Any] = {"verb": verb.name, "held": True}
             try:
@@ -73,19 +77,32 @@ def kills(trials: int, seed: int) -> list[dict[str, Any]]:
 
 
 def steps(count: int, seed: int) -> list[dict[str, Any]]:
+    """Every kind of quantized linear, and the engine with every back end that runs here."""
     import steps
     import torch
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     found = []
-    for act_bits in (4, 8):
-        began = time.monotonic()
-        soak = steps.run(steps.linear(device, act_bits), device, count, seed=seed)
-        held = soak.differing == 0 and soak.growth < MAX_GROWTH
-        told = {"linear": f"W4A{act_bits} on {device}", "held": held, **asdict(soak)}
-        told["seconds"] = round(time.monotonic() - began)
+
+    def tell(name: str, began: float, soak: steps.Soak) -> None:
+        told = {"steps of": f"{name} on {device}", "held": soak.differing == 0 and soak.left == 0, **asdict(soak)}
+        told["held"] &= soak.growth < MAX_GROWTH
+        told["seconds"] = round(time.monotonic() - began, 1)
         print(json.dumps(told), flush=True)
         found.append(told)
+
+    for act_bits, scale_type in itertools.product((4, 8), ("float16", "integer")):
+        began = time.monotonic()
+        linear = steps.linear(device, act_bits, scale_type=scale_type)
+        calls = steps.linear_calls(device, seed=seed)
+        tell(f"linear W4A{act_bits}, {scale_type} scales", began, steps.run(linear, calls, device, count, seed=seed))
+    model = steps.model(device)
+    for backend in ("w4a4", "fp16") if device.type == "cuda" else ("reference",):
+        began = time.monotonic()
+        engine = steps.engine(model, backend)
+        calls = steps.engine_calls(engine, seed)
+        tell(f"engine {backend}", began, steps.run(engine, calls, device, count, seed=seed))
+        del engine, calls
     return found
 
 

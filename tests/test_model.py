@@ -170,13 +170,51 @@ def test_a_folder_that_is_wrong_is_refused_by_name(
         ("/nowhere/at/all", "no model folder"),
         ("none.gguf", "no GGUF file 'none.gguf'"),
         ("", "no model folder ''"),
-        ("no-one/no-such-model", "no local folder 'no-one/no-such-model', and no model of that name from the Hub"),
+        ("no-one/no-such-model", "no folder 'no-one/no-such-model' here"),
     ],
 )
 def test_a_source_that_is_not_there(source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=message):
         model.load(source)
+
+
+@pytest.mark.parametrize(
+    ("kind", "offline", "message", "hint"),
+    [
+        ("HFValidationError", False, "no folder 'a/b' here, and it is no name of a Hub model", "OWNER/NAME"),
+        ("RepositoryNotFoundError", False, "no folder 'a/b' here, and no model of that name on the Hub", "the name"),
+        ("GatedRepoError", False, "no folder 'a/b' here, and the Hub gives the model of that name to", "auth login"),
+        (
+            "LocalEntryNotFoundError",
+            False,
+            "no folder 'a/b' here and none in the Hub's cache, and the Hub c",
+            "the path",
+        ),
+        ("OfflineModeIsEnabled", True, "no folder 'a/b' here and none in the Hub's cache, and HF_HUB_OFF", "the path"),
+        ("RuntimeError", False, "no folder 'a/b' here, and downloading it from the Hub failed: what", "network"),
+    ],
+)
+def test_what_the_hub_says_is_one_sentence_of_ours(
+    kind: str, offline: bool, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    error = getattr(huggingface_hub.errors, kind, RuntimeError)
+    told = error.__new__(error, "what it says\nin a paragraph\nof many lines")  # without the HTTP response it wants
+
+    def refuse(*_: object, **__: object) -> None:
+        raise told
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(ModelError) as found:
+        model.load("a/b")
+    assert found.value.message.startswith(message)
+    assert "\n" not in found.value.message
+    assert "paragraph" not in found.value.message
+    assert hint in found.value.hint
 
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:

@@ -219,10 +219,14 @@ def parse(data: dict[str, Any], *, origin: str) -> Config:
     except ValidationError as e:
         found = e.errors()
         hints = [hint for p in found if p["type"] in _UNKNOWN and (hint := _keys_there(p["loc"]))]
-        problems = dict.fromkeys(map(_told, found))  # each sentence once: a union has an error a member
-        raise ConfigError(f"config {origin!r}: {'; '.join(problems)}", hint=hints[0] if hints else "") from e
+        problems = list(dict.fromkeys(map(_told, found)))  # each sentence once: a union has an error a member
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise ConfigError(
+            f"config {origin!r}: {'; '.join(problems[:_SHOWN])}{more}", hint=hints[0] if hints else ""
+        ) from e
 
 
+_SHOWN = 12  # problems that are spelled out: a file of another kind has hundreds
 _UNKNOWN = ("extra_forbidden", "invalid_key")
 _WANTED = {
     "greater_than": "more than {gt}",

@@ -169,6 +169,10 @@ class TruncatedFileError(CheckpointError):
     """A tensor file shorter than its header says."""
 
 
+class ChangedFileError(CheckpointError):
+    """A file was replaced or written to between two reads of it: what was read may be of two checkpoints."""
+
+
 class TrailingDataError(CheckpointError):
     """A tensor file longer than its header says."""
 

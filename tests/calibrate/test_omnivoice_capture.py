@@ -88,6 +88,20 @@ def test_no_prompts(tmp_path: Path) -> None:
         read_prompts(tmp_path / "missing.jsonl")
 
 
+def test_prompts_as_other_programs_write_them(tmp_path: Path) -> None:
+    """With a byte order mark, carriage returns, and separators of lines that JSON leaves as they are."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('\ufeff{"text": "one\u2028two\x85"}\r\n\r\n{"text": "three"}\r\n'.encode())
+    assert [prompt.text for prompt in read_prompts(path).prompts] == ["one\u2028two\x85", "three"]
+
+
+def test_half_a_character_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"text": "cut \\ud83d"}')
+    with pytest.raises(DatasetError, match=r"text in line 1 of prompts 'prompts\.jsonl' holds half a character"):
+        read_prompts(path)
+
+
 def test_all_rows_are_what_the_backbone_was_given(loaded: LoadedModel) -> None:
     seen: list[torch.Tensor] = []
     handle = loaded.model.llm.register_forward_pre_hook(  # type: ignore[union-attr]

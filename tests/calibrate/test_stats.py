@@ -42,6 +42,15 @@ def test_a_packed_triangle_is_the_matrix(k: int) -> None:
     assert torch.equal(unpack_upper(packed, k), matrix)
 
 
+@pytest.mark.parametrize("k", [512, 513, 1300])
+def test_a_triangle_of_several_panels_is_the_matrix(k: int) -> None:
+    matrix = torch.randn(k, k)
+    matrix = matrix + matrix.T
+    packed = pack_upper(matrix)
+    assert torch.equal(packed, matrix[torch.ones(k, k, dtype=torch.bool).triu()])
+    assert torch.equal(unpack_upper(packed, k), matrix)
+
+
 def test_every_block_linear_reads_back_bit_for_bit(folder: Path) -> None:
     sink = Collected()
     capture(loaded().model, TokenSource(DATA), sink, batch_size=2)

@@ -73,6 +73,7 @@ def test_an_unreachable_hub_is_one_sentence() -> None:
         ("list.jsonl", b"[1, 2]", "line 1 .* holds a list"),
         ("other.jsonl", b'{"body": "a", "id": 1}', "no field 'text'; found body, id"),
         ("number.jsonl", b'{"text": 5}', "is a number, wanted a string"),
+        ("half.jsonl", b'{"text": "cut \\ud83d"}', r"line 1 of .*half\.jsonl' holds half a character, '\\ud83d'"),
         ("latin.jsonl", b'{"text": "caf\xe9"}', "not UTF-8"),
         ("broken.parquet", b"PAR1 not really PAR1", "not readable parquet"),
     ],

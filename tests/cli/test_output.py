@@ -41,9 +41,37 @@ def test_streams(capsys: pytest.CaptureFixture[str]) -> None:
     assert stdout == "the result\n"
     lines = stderr.splitlines()
     assert lines[0] == "a note"
-    assert lines[1].startswith("working 1/2  layer a")
-    assert lines[2:5] == ["warning: careful", "", "hint: use --skip"]
-    assert lines[5] == "working 2/2  layer b"
+    assert lines[1:4] == ["warning: careful", "", "hint: use --skip"]
+    assert lines[4:] == ["working 2/2  layer b"]
+
+
+def test_a_log_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    log = io.StringIO()
+    bar = ProgressBar("working", log)
+    told = []
+    for step in range(1, 41):  # one a second
+        now += 1.0
+        bar.step(step, 40, f"layer {step}")
+        told.append(len(log.getvalue().splitlines()))
+    assert told == [step // 5 for step in range(1, 41)]
+    assert log.getvalue().splitlines()[0] == "working  5/40  layer 5  eta 00:35"
+    bar.step(1, 2, title="another stage")
+    assert log.getvalue().splitlines()[-1] == "working 40/40  layer 40"
+    bar.step(2, 2, title="another stage")
+    assert log.getvalue().splitlines()[-1] == "another stage 2/2"
+
+
+def test_steps_that_take_long_are_each_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    log = io.StringIO()
+    bar = ProgressBar("working", log)
+    for step in range(1, 4):
+        now += 60.0
+        bar.step(step, 3)
+    assert log.getvalue().splitlines() == ["working 1/3  eta 02:00", "working 2/3  eta 01:00", "working 3/3"]
 
 
 def test_json_is_one_document_and_silence(capsys: pytest.CaptureFixture[str]) -> None:

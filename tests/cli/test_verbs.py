@@ -190,13 +190,14 @@ def test_shards(run: Run, qwen3: Path, stats: Path, checkpoint: Path, tmp_path: 
     assert {t["name"]: t["shape"] for t in whole["tensors"]} == {t["name"]: t["shape"] for t in sharded["tensors"]}
 
 
-def test_a_log_has_a_line_a_layer_and_no_control_characters(
+def test_a_log_has_few_lines_and_no_control_characters(
     run_process: Run, qwen3: Path, stats: Path, tmp_path: Path
 ) -> None:
     ran = run_process("quantize", qwen3, "--stats", stats, "--out", tmp_path / "out")
     assert ran.code == 0, ran.stderr
     assert not {"\r", "\x1b"} & set(ran.stdout + ran.stderr)
-    assert ran.stderr.count("\nquantizing ") == LINEARS
+    assert 1 <= ran.stderr.count("\nquantizing ") < LINEARS / 2, "not one a layer, where a layer takes no time"
+    assert f"\nquantizing {LINEARS}/{LINEARS}  " in ran.stderr
     assert ran.stdout.startswith(f"Wrote {tmp_path / 'out'}/ · {LINEARS} linears · ")
     assert len(ran.stdout.splitlines()) == 1
 

@@ -93,7 +93,7 @@ def test_norm_and_smoothing(rotation: str, dtype: torch.dtype, act_bits: int, sc
         assert_same(given[1], wanted_scales, f"scales, m {m}, k {k}")
 
 
-# 64 times the number of a cut (kernels/quantize_lora_down/launch_sm90a.cuh), and groups a block owns unless it takes rows
+# 64 times the number of a cut (kernels/quantize_lora_down/launch_sm90a.cuh), and groups a block owns; 0: whole rows
 CUTS = [65, 66, 68, 72, 130, 132, 134, 136, 144, 196, 204, 216, 224, 258, 260, 264, 272, 320, 384, 448]
 
 

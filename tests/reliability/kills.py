@@ -27,6 +27,8 @@ DISTIL = (
     *("--set", "recipe.distill.held_out=2", "--set", "recipe.distill.eval_every=2"),
     *("--set", "recipe.distill.save_every=2"),
 )
+GENERATE = ("--samples", 4, "--seq-len", 64)
+OWN, OWN_LOCK = "own.jsonl", ".own.jsonl.lock.omniw4-tmp"
 QUANTIZE = ("--set", "recipe.lowrank.rank=8", "--max-shard-size", "40KB")
 
 
@@ -115,9 +117,11 @@ class Tally:
 
 
 def verbs(model: Path, text: Path, stats: Path, checkpoint: Path) -> list[Verb]:
-    """calibrate, quantize, quantize over an older output and with distillation, repack, export."""
+    """calibrate, quantize, quantize over an older output and with distillation, export, generate, repack."""
     calibrate = ("calibrate", model, "--dataset", text, *CALIBRATE)
     quantize = ("quantize", model, "--stats", stats, *QUANTIZE)
+
+    generate = ("generate", model, *GENERATE)
 
     distil = (*quantize, "--distill-dataset", text, *DISTIL)
 
@@ -129,6 +133,10 @@ def verbs(model: Path, text: Path, stats: Path, checkpoint: Path) -> list[Verb]:
 
     def older(out: Path) -> None:
         assert run("quantize", model, "--config", "rtn", "--out", out) == 0
+
+    def older_text(out: Path) -> None:
+        out.mkdir()
+        (out / OWN).write_text("years of work")
 
     def cache(out: Path) -> dict[str, bytes]:
         return {name: data for name, data in folder_bytes(out).items() if name.endswith(".safetensors")}
@@ -162,12 +170,23 @@ def verbs(model: Path, text: Path, stats: Path, checkpoint: Path) -> list[Verb]:
             nothing,
             folder_or_nothing,
         ),
+        Verb("generate", *(2 * [lambda out: (*generate, "--out", out / OWN)]), Path.mkdir, own_text),
+        Verb(
+            "generate --overwrite",
+            *(2 * [lambda out: (*generate, "--out", out / OWN, "--overwrite")]),
+            older_text,
+            own_text,
+        ),
         Verb("repack", *(2 * [lambda out: ("repack", out, "--layout", "wgmma_s8")]), copy, cache),
     ]
 
 
 def folder_or_nothing(out: Path) -> dict[str, bytes]:
     return folder_bytes(out) if out.exists() else {}
+
+
+def own_text(out: Path) -> dict[str, bytes]:
+    return {name: data for name, data in folder_bytes(out).items() if name == OWN}
 
 
 def kill_often(verb: Verb, scratch: Path, trials: int, seed: int) -> Tally:
@@ -209,7 +228,11 @@ def kill_often(verb: Verb, scratch: Path, trials: int, seed: int) -> Tally:
             code = run_and_kill(rng.uniform(0, seconds), *verb.again(out)) if again else run(*verb.again(out))
             assert code in (0, -signal.SIGKILL), f"{case}: started again, it ends with {code}"
             assert verb.result(out) in (old, new), f"{case}: killed again, neither old nor new"
-        left = {name: data for name, data in folder_bytes(out.parent).items() if "out.partial" not in name}
+        left = {
+            name: data
+            for name, data in folder_bytes(out.parent).items()
+            if "out.partial" not in name and not name.endswith(OWN_LOCK)  # killed after its last step
+        }
         assert left == everything, f"{case}: other bytes than without a kill"
         shutil.rmtree(out.parent)
     return tally

@@ -16,6 +16,7 @@ from omniw4.calibrate.stats import Stats, StatsWriter
 from omniw4.calibrate.walk import Group
 from omniw4.config import Recipe
 from omniw4.model import LinearShape
+from omniw4.quantize import pipeline
 from omniw4.quantize.pipeline import quantize_model
 from omniw4.quantize.plan import Plan, make_plan
 from omniw4.tensors import LinearStats
@@ -24,11 +25,15 @@ _M_MMAP_THRESHOLD = -3  # of <malloc.h>
 RUNS = 8
 TOLERANCE = 0.15
 NOISE = 4 << 20  # bytes: what a process of the same work takes more or less from one run to the next
-LINEAR = "model.layers.0.linear"
 
 
-def write_stats(folder: Path, k: int, members: Sequence[str]) -> Path:
-    """Statistics of random inputs, one block of columns after another, so that writing them needs little memory."""
+def linears(outputs: Sequence[int], block: int = 0) -> list[str]:
+    """Names of linears that read one input."""
+    return [f"model.layers.{block}.linear.{i}" for i in range(len(outputs))]
+
+
+def write_stats(folder: Path, k: int, inputs: Sequence[Sequence[str]]) -> Path:
+    """Statistics of random inputs: for each the names of the linears that read it."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(256, k, generator=g)
     hessian = (x.T @ x).div_(256)
@@ -36,14 +41,16 @@ def write_stats(folder: Path, k: int, members: Sequence[str]) -> Path:
     absmax, rms = x.abs().amax(0), x.square().mean(0).sqrt()
     folder.mkdir(parents=True)
     with StatsWriter(folder, {"model": {"hash": "0"}}, {}) as writer:
-        group = Group(members[0], tuple(members), k)
-        writer.begin([group])
-        writer.put(group, LinearStats(hessian, hessian, absmax, rms, 4096))
+        groups = [Group(members[0], tuple(members), k) for members in inputs]
+        writer.begin(groups)
+        for group in groups:
+            writer.put(group, LinearStats(hessian, hessian, absmax, rms, 4096))
     return folder
 
 
-def plan_of(outputs: Sequence[int], k: int, recipe: Recipe) -> Plan:
-    shapes = {f"{LINEAR}.{i}": LinearShape(n, k, False) for i, n in enumerate(outputs)}
+def plan_of(outputs: Sequence[int], k: int, recipe: Recipe, blocks: int = 1) -> Plan:
+    paths = [linears(outputs, block) for block in range(blocks)]
+    shapes = {path: LinearShape(n, k, False) for block in paths for path, n in zip(block, outputs, strict=True)}
     return make_plan(shapes, recipe, shapes)
 
 
@@ -84,13 +91,21 @@ def first_as_planned(peaks: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return min(seen)
 
 
-def measure(outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path) -> tuple[int, int]:
+def measure(
+    outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path, blocks: int = 1, at_once: int = 1
+) -> tuple[int, int]:
     """Bytes (planned, measured) of quantizing linears ``[N, k]`` that read one input, in a process of their own.
 
     Measured is the rise of the resident memory, its peak over where it was before; a small group before it has made
     what the libraries keep.
+
+    Args:
+        blocks: how many such inputs there are.
+        at_once: how many of them go through the quantizer as one batch, as on a GPU.
     """
-    plan = plan_of(outputs, k, recipe)
+    plan = plan_of(outputs, k, recipe, blocks)
+    group_of = Stats.open(stats_folder).group_of
+    limit = at_once * plan.peak_bytes(group_of) if at_once > 1 else 0
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -99,11 +114,12 @@ def measure(outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path) 
             library = ctypes.CDLL(None)
             library.mallopt(_M_MMAP_THRESHOLD, 64 << 10)  # freed tensors go back to the system, whatever their size
             stats = Stats.open(stats_folder)
-            small = write_stats(stats_folder.with_name("small"), 128, [f"{LINEAR}.0"])
+            small = write_stats(stats_folder.with_name("small"), 128, [linears([128])])
             _quantize(plan_of([128], 128, recipe), recipe, Stats.open(small))
             library.malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             before, code = _status("VmRSS"), _status("RssFile")
+            pipeline.batch_limit = lambda device: limit
             _quantize(plan, recipe, stats)
             code = _status("RssFile") - code  # pages of the libraries that this run was the first to touch
             os.write(writer, json.dumps(_status("VmHWM") - before - code).encode())
@@ -114,7 +130,7 @@ def measure(outputs: Sequence[int], k: int, recipe: Recipe, stats_folder: Path) 
     with os.fdopen(reader) as result:
         told = result.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    return plan.peak_bytes(Stats.open(stats_folder).group_of), int(told)
+    return plan.peak_bytes(group_of, limit), int(told)
 
 
 def _quantize(plan: Plan, recipe: Recipe, stats: Stats) -> None:
@@ -131,7 +147,8 @@ def _status(key: str) -> int:
 
 
 def main() -> None:
-    """Measure the cases on stdin: a JSON list of ``[recipe, k, outputs]`` to a list of ``[planned, measured]``.
+    """Measure the cases on stdin: a JSON list of ``[recipe, k, outputs, *others of measure]`` to one of ``[planned,
+    measured]``.
 
     A recipe is a name, or what differs from the default.
 
@@ -143,12 +160,12 @@ def main() -> None:
 
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for i, (name, k, outputs) in enumerate(json.load(sys.stdin)):
+        for i, (name, k, outputs, *counts) in enumerate(json.load(sys.stdin)):
             changes = {"recipe": name} if isinstance(name, dict) else {}
             recipe = config.load(None if changes or name == "default" else name, changes).recipe
-            members = [f"{LINEAR}.{j}" for j in range(len(outputs))]
+            members = [linears(outputs, block) for block in range(counts[0] if counts else 1)]
             runs = [Path(folder) / f"{i}-{run}" / "stats" for run in range(RUNS)]
-            peaks = (measure(outputs, k, recipe, write_stats(stats, k, members)) for stats in runs)
+            peaks = (measure(outputs, k, recipe, write_stats(stats, k, members), *counts) for stats in runs)
             found.append(first_as_planned(peaks))
     print(json.dumps(found))
 

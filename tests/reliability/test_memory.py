@@ -12,14 +12,18 @@ import pytest
 
 from omniw4 import config
 from omniw4.config import Recipe
+from omniw4.quantize.pipeline import GPU_BATCH_BYTES
 from omniw4.quantize.plan import make_plan
 
 CHANGES = {"gptq": {"order": "activation"}, "smooth": {"strength": "search"}}
-CASES = {  # recipe or what differs from the default, in_features, out_features of the linears that read one input
+# recipe or what differs from the default, in_features, out_features of the linears that read one input; how many such
+# inputs there are, and how many of them go through the quantizer at once
+CASES = {
     "the factor of a wide input": ("default", 1536, (192,)),
     "three linears of one input": ("default", 512, (512, 512, 256)),
     "the same in another order, its smoothing searched": (CHANGES, 512, (512, 512, 256)),
     "GPTQ and the low-rank branch": ("seed", 1024, (1024,)),
+    "two batches of three inputs each": ("default", 512, (512, 256), 6, 3),
     "nearest and the low-rank branch": ("rtn", 1024, (2048,)),
 }
 
@@ -55,4 +59,7 @@ def test_an_8b_model_fits_12_gib() -> None:
 
     assert plan(36) == plan(1)
     assert plan(36) < 11 << 30, "and Python and torch take less than one more"
+    on_gpu = [make_plan(peaks.qwen3_shapes(n), recipe, peaks.qwen3_shapes(n)) for n in (1, 36)]
+    assert on_gpu[1].peak_bytes(peaks.input_of, GPU_BATCH_BYTES) == plan(1), "no batch is larger than one such input"
+    assert on_gpu[0].reading_bytes() == on_gpu[1].reading_bytes() < 3 << 30
     assert make_plan(peaks.qwen3_shapes(1), Recipe(), peaks.qwen3_shapes(1)).needs_stats

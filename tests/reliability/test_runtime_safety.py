@@ -18,6 +18,7 @@ import torch
 from omniw4 import ops
 from omniw4.errors import OpError
 from omniw4.runtime.linear import W4A4Linear
+from omniw4.tensors import ScaleType
 from problems import assert_same, make_input, make_linear
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda", 0), marks=pytest.mark.gpu)]
@@ -150,12 +151,46 @@ def test_memory_that_is_gone_is_not_read(device: torch.device) -> None:
         assert_same(y.cpu(), wanted[i % len(wanted)], f"result {i}")
 
 
-@EVERYWHERE
-def test_a_short_soak(device: torch.device) -> None:
-    """`make soak` does 10,000 steps."""
-    soak = steps.run(steps.linear(device), device, 400, most=300)
+def assert_steady(soak: steps.Soak) -> None:
     assert soak.differing == 0
+    assert soak.left == 0, f"{soak.left} bytes of tensors more"
     assert soak.growth < 8 << 20, f"{soak.growth} bytes more"
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("scale_type", ["float16", "integer"])
+def test_a_short_soak(device: torch.device, scale_type: ScaleType) -> None:
+    """`make soak` does 10,000 steps."""
+    module = steps.linear(device, scale_type=scale_type)
+    assert_steady(steps.run(module, steps.linear_calls(device, most=300), device, 400))
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        (torch.device("cpu"), "reference"),
+        *(pytest.param(torch.device("cuda", 0), name, marks=pytest.mark.gpu) for name in ("w4a4", "fp16")),
+    ],
+)
+def test_a_short_soak_of_the_engine(device: torch.device, backend: str) -> None:
+    """Replays of every bucket, inputs that no graph holds, one after another."""
+    engine = steps.engine(steps.model(device), backend)
+    calls = steps.engine_calls(engine)
+    assert {len(call[2]) - 1 > steps.MAX_SEQUENCES for call in calls} == {False, True}
+    assert max(len(call[0]) for call in calls) > steps.BUCKETS[-1]
+    assert_steady(steps.run(engine, calls, device, 400))
+
+
+def test_a_soak_notices_other_bits_and_memory_that_is_kept() -> None:
+    cpu, kept = torch.device("cpu"), []
+
+    def worsens(x: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.ones(1 << 18))
+        return x + (len(kept) % 100 == 0)
+
+    soak = steps.run(worsens, steps.linear_calls(cpu, most=50), cpu, 400)
+    assert soak.differing == 4
+    assert soak.growth > 100 << 20
 
 
 @pytest.mark.gpu

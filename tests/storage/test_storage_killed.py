@@ -22,6 +22,8 @@ from omniw4.storage import (
     OutputFolder,
     atomic_write,
     output_folder,
+    put_file,
+    reserving,
 )
 
 
@@ -36,6 +38,30 @@ def test_file_killed_at_every_instant(tmp_path: Path) -> None:
         assert path.read_bytes() in (old, new), f"killed at event {killed}"
     assert killed >= 5
     assert path.read_bytes() == new
+
+
+@pytest.mark.parametrize("old", [b"", b"old" * 1000], ids=["new", "overwrite"])
+def test_reserved_file_killed_at_every_instant(tmp_path: Path, old: bytes) -> None:
+    """Old or new at once, and the next run leaves nothing of the killed one."""
+    new, killed = b"new" * 5000, 0
+
+    def write(path: Path) -> None:
+        with reserving(path, overwrite=True):
+            put_file(path, new, overwrite=True)
+
+    while True:
+        path = tmp_path / str(killed) / "deep" / "own.jsonl"
+        if old:
+            path.parent.mkdir(parents=True)
+            path.write_bytes(old)
+        if not die_at_event(killed + 1, lambda path=path: write(path)):
+            break
+        killed += 1
+        assert (path.read_bytes() if path.exists() else b"") in (old, new), f"killed at event {killed}"
+        write(path)
+        assert folder_bytes(path.parent) == {"own.jsonl": new}, f"killed at event {killed}"
+    assert killed >= 8
+    assert folder_bytes(path.parent) == {"own.jsonl": new}
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["atomic exchange", "two renames"])

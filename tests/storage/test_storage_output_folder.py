@@ -184,7 +184,26 @@ def test_resume_never_wipes_a_folder_it_did_not_make(tmp_path: Path) -> None:
         OutputFolder.begin(tmp_path / "out", FINGERPRINT, resume=True)
     with pytest.raises(OutputExistsError):
         OutputFolder.begin(tmp_path / "out", FINGERPRINT)
+    for resumable in (True, False):
+        with pytest.raises(OutputExistsError, match="holds files of no interrupted run"):
+            OutputFolder.begin(tmp_path / "out", FINGERPRINT, overwrite=True, resumable=resumable)
     assert (tmp_path / "out.partial" / "thesis.txt").exists()
+
+
+def test_an_output_named_as_the_place_of_another_run_is_kept(tmp_path: Path) -> None:
+    make(tmp_path / "out.partial", "years of work")
+    before = folder_bytes(tmp_path)
+    with pytest.raises(OutputExistsError, match="holds files of no interrupted run"):
+        OutputFolder.begin(tmp_path / "out", FINGERPRINT, overwrite=True)
+    assert folder_bytes(tmp_path) == before
+
+
+def test_a_link_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for refuse in (OutputFolder.check, lambda out: OutputFolder.begin(out, FINGERPRINT)):
+        for name in ("loop", "loop/deep"):
+            with pytest.raises(StorageError, match=r"cannot (write|make folder) .*loop"):
+                refuse(tmp_path / name)
 
 
 def test_fingerprint_survives_json(tmp_path: Path) -> None:

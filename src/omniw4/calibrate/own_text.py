@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH = 32
+_MOST_TOKENS = 1 << 32  # half a terabyte of rows; what is written is held in memory
 _REPORTS = 100  # how often progress is told, and NaN looked for: a look waits for the GPU
 
 OnTokens = Callable[[int, int, str], None]
@@ -40,13 +41,14 @@ class OwnText:
         texts: in the order of the samples, without the empty ones.
         empty: samples that hold no text and were left out.
         tokens: sampled, of all samples, the one each began with not counted.
-        begin: the token that each began with.
+        begin, begin_token: number of the token that each began with, and how the vocabulary writes it.
     """
 
     texts: list[str]
     empty: int
     tokens: int
     begin: int
+    begin_token: str
 
 
 def write_text(
@@ -96,7 +98,8 @@ def write_text(
             f"all {samples} texts that model {loaded.source!r} wrote are empty",
             hint="raise --seq-len; a model that was not trained on text writes none",
         )
-    return OwnText(texts, samples - len(texts), samples * (seq_len - 1), first)
+    written = str(tokenizer.convert_ids_to_tokens(first))
+    return OwnText(texts, samples - len(texts), samples * (seq_len - 1), first, written)
 
 
 @torch.inference_mode()
@@ -220,6 +223,11 @@ def _check_counts(samples: int, seq_len: int, batch_size: int, temperature: floa
     for what, (found, least) in counts.items():
         if found < least:
             raise UsageError(f"{what} is {found}, wanted at least {least}")
+    if samples * seq_len > _MOST_TOKENS:
+        raise UsageError(
+            f"{samples} texts of {seq_len} tokens are more than the {_MOST_TOKENS} tokens that a text can have",
+            hint="calibration takes some ten thousand; lower --samples",
+        )
     if not 0 < temperature < math.inf:
         raise UsageError(
             f"the temperature is {temperature}, wanted a finite number above 0",

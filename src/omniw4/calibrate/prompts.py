@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from omniw4.calibrate.text import refuse_half_characters
 from omniw4.errors import DatasetError
 from omniw4.storage import sha256_file
 
@@ -53,7 +54,7 @@ def read_prompts(path: str | Path) -> PromptSet:
     """
     path = Path(path).expanduser()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: JSON strings hold U+2028 as it is
     except (OSError, UnicodeDecodeError) as e:
         raise DatasetError(f"prompts {str(path)!r} cannot be read: {e}", hint=FORMAT) from e
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -75,6 +76,8 @@ def _prompt(line: str, where: str, folder: Path) -> SpeechPrompt:
     texts = {key: raw.get(key) for key in ("text", "language", "instruct", "ref_text", "ref_audio")}
     if wrong := [key for key, value in texts.items() if not isinstance(value, str | None)]:
         raise DatasetError(f"{where}: {wrong[0]} is {raw[wrong[0]]!r}, wanted text", hint=FORMAT)
+    for key, value in texts.items():
+        refuse_half_characters(value or "", f"{key} in {where}")
     duration = raw.get("duration")
     if duration is not None and (isinstance(duration, bool) or not isinstance(duration, int | float) or duration <= 0):
         raise DatasetError(f"{where}: duration is {duration!r}, wanted seconds above 0", hint=FORMAT)

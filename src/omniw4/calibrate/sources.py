@@ -167,4 +167,6 @@ def _attention(allowed: torch.Tensor, backbone: nn.Module) -> torch.Tensor:
 
 
 def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
+    """Where what is in memory of it lies: blocks that stay on disk are on the meta device."""
+    there = (parameter.device for parameter in module.parameters() if not parameter.is_meta)
+    return next(there, torch.device("cpu"))

@@ -180,4 +180,20 @@ def _field(row: Any, where: str) -> str:
         raise DatasetError(f"{where} has no field {FIELD!r}; found {found}", hint=_RENAME)
     if not isinstance(row[FIELD], str):
         raise DatasetError(f"field {FIELD!r} in {where} is {_kind(row[FIELD])}, wanted a string", hint=_RENAME)
+    refuse_half_characters(row[FIELD], f"field {FIELD!r} in {where}")
     return row[FIELD]
+
+
+def refuse_half_characters(text: str, what: str) -> None:
+    """JSON can hold halves of characters beyond U+FFFF, where a text was cut between two; no tokenizer takes them.
+
+    Raises:
+        DatasetError: it holds one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise DatasetError(
+            f"{what} holds half a character, {text[e.start]!a} at position {e.start}",
+            hint="leave it out, such as with text.encode('utf-8', 'ignore').decode() in Python",
+        ) from e

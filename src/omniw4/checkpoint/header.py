@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from omniw4.errors import (
+    ChangedFileError,
     MalformedHeaderError,
     MissingFileError,
     TensorGapError,
@@ -30,6 +31,7 @@ from omniw4.storage import ITEMSIZE
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 MAX_BYTES = 2**63 - 1
 MAX_DIMENSIONS = 64
+Stamp = tuple[int, int, int]
 CHUNK = 4 << 20
 
 
@@ -56,12 +58,14 @@ class TensorFile:
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
     nbytes: int
+    stamp: Stamp | None = None  # when its header was read; None: not compared
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The tensor's bytes, at most 4 MiB at a time.
 
         Raises:
             TruncatedFileError: the file became shorter since its header was read.
+            ChangedFileError: it was replaced or written to; what was handed out before is of no use.
             UnreadableFileError: the operating system refuses.
         """
         info = self.tensors[name]
@@ -77,8 +81,22 @@ class TensorFile:
                         )
                     left -= len(chunk)
                     yield chunk
+                if self.stamp not in (None, stamp_of(os.fstat(file.fileno()))):
+                    raise changed(self.path)
         except OSError as e:
             raise UnreadableFileError(f"cannot read {str(self.path)!r}: {e.strerror or e}") from e
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """What differs when a file was replaced or written to: inode, bytes, time."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def changed(path: Path) -> ChangedFileError:
+    return ChangedFileError(
+        f"{str(path)!r} was replaced or written to while it was read",
+        hint="start again when nothing writes into its folder any more",
+    )
 
 
 def describe(dtype: str, shape: tuple[int, ...] | list[int]) -> str:
@@ -97,7 +115,8 @@ def read_header(path: str | Path) -> TensorFile:
     try:
         check_regular(path)
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            opened = os.fstat(file.fileno())
+            size = opened.st_size
             prefix = file.read(8)
             if len(prefix) < 8:
                 raise TruncatedFileError(
@@ -126,7 +145,7 @@ def read_header(path: str | Path) -> TensorFile:
     start = 8 + length
     tensors = {name: _parse_tensor(path.name, name, entry, start) for name, entry in header.items()}
     _check_ranges(path.name, tensors, start, size)
-    return TensorFile(path, tensors, metadata, size)
+    return TensorFile(path, tensors, metadata, size, stamp_of(opened))
 
 
 def check_regular(path: Path) -> None:

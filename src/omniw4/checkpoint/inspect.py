@@ -13,6 +13,7 @@ from omniw4.checkpoint.header import TensorFile, read_header
 from omniw4.checkpoint.reader import Checkpoint
 from omniw4.checkpoint.schema import MANIFEST
 from omniw4.errors import MissingFileError
+from omniw4.storage.files import without_nan
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class Summary:
     original_bytes: int = 0  # what the quantized linears took in 16 bits
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """JSON-like; the SQNR of a linear that is held exactly, infinite, is None."""
+        document: dict[str, Any] = without_nan(asdict(self))
+        return document
 
 
 def summarize(path: str | Path) -> Summary:

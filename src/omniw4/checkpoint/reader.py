@@ -184,6 +184,8 @@ def parse_report(path: str, data: dict[str, Any]) -> LayerReport:
             f"report of {path!r}: rounds is {str(values['rounds'])[:40]}, wanted a list of numbers"
         )
     values["rounds"] = [_number(error) for error in values["rounds"]]
+    if values["sqnr_db"] != values["sqnr_db"] and values["relative_error"] == 0:
+        values["sqnr_db"] = float("inf")  # of a linear that is held exactly; JSON has no infinity
     return LayerReport(**values)
 
 

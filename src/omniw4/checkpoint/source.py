@@ -12,16 +12,17 @@ import torch
 from torch import nn
 
 from omniw4.checkpoint import schema
-from omniw4.checkpoint.header import TensorFile
-from omniw4.checkpoint.validate import read_json, read_shards
-from omniw4.errors import MissingFileError, ShardIndexError
-from omniw4.model import LoadedModel
+from omniw4.checkpoint.header import TensorFile, read_header
+from omniw4.checkpoint.validate import read_json
+from omniw4.model import LoadedModel, weight_files
 from omniw4.storage import TensorFileWriter, atomic_copy, atomic_write, atomic_write_json, dtype_name
+from omniw4.storage.files import read_note
 
 _WEIGHT_SUFFIXES = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".npz"),
     *(".tflite", ".mlmodel", ".engine", ".tar", ".zip"),
 }
+_OTHER_MODELS = (schema.MANIFEST, schema.EXPORT_NOTE, "trainer_state.json", "optimizer.pt")
 _COMPONENT_FILES = ("config.json", "preprocessor_config.json")
 
 
@@ -75,10 +76,10 @@ def open_tensors(loaded: LoadedModel, weights: Mapping[str, tuple[int, int]]) ->
     """
     if loaded.folder is None or not (loaded.folder / schema.CONFIG).is_file():
         return ModuleTensors(loaded.model)
-    try:
-        files = FileTensors(read_shards(loaded.folder))
-    except (MissingFileError, ShardIndexError):
+    found_in = weight_files(loaded.folder)
+    if not all(file.suffix == ".safetensors" for file in found_in):
         return ModuleTensors(loaded.model)
+    files = FileTensors([read_header(file) for file in found_in])
     tied = getattr(loaded.model, "all_tied_weights_keys", None) or {}
     for path, shape in weights.items():
         name = f"{path}.weight"
@@ -112,8 +113,9 @@ def copy_files(loaded: LoadedModel, target: Path) -> list[str]:
 
     Everything in the source folder goes along, except weights, what describes another model (model cards, results of
     other verbs) and what :func:`source_config` and the shard index replace. A sub-folder goes along whole when it is a
-    component of the model (it has a config of its own, as OmniVoice's ``audio_tokenizer``). A model without such a
-    folder (GGUF) gets the files its tokenizer and generation config save.
+    component of the model (it has a config of its own, as OmniVoice's ``audio_tokenizer``), not when it is another
+    model of this kind: an earlier result, or a checkpoint of a training. A model without such a folder (GGUF) gets the
+    files its tokenizer and generation config save.
 
     Returns:
         Names of the copied files relative to ``target``, sorted.
@@ -131,7 +133,7 @@ def copy_folder(folder: Path, target: Path) -> list[str]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            if any((entry / name).is_file() for name in _COMPONENT_FILES):
+            if _is_component(entry, folder):
                 copied += [f for f in sorted(entry.rglob("*")) if f.is_file() and not f.name.startswith(".")]
         elif not _is_replaced(entry.name):
             copied.append(entry)
@@ -140,6 +142,16 @@ def copy_folder(folder: Path, target: Path) -> list[str]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         atomic_copy(folder / name, target / name)
     return names
+
+
+def _is_component(folder: Path, parent: Path) -> bool:
+    if not any((folder / name).is_file() for name in _COMPONENT_FILES):
+        return False
+    if any((folder / name).is_file() for name in _OTHER_MODELS):
+        return False
+    mine, theirs = (read_note(place / schema.CONFIG) for place in (folder, parent))
+    kinds = [config.get("model_type") if isinstance(config, dict) else None for config in (mine, theirs)]
+    return kinds[0] is None or kinds[0] != kinds[1]
 
 
 def without_machine_paths(value: Any) -> Any:
@@ -169,7 +181,7 @@ def _is_replaced(name: str) -> bool:
         name in (schema.CONFIG, schema.MANIFEST, schema.EXPORT_NOTE, *schema.RESULTS)
         or lower.endswith(".index.json")
         or lower.startswith("readme")
-        or Path(lower).suffix in _WEIGHT_SUFFIXES
+        or any(suffix in _WEIGHT_SUFFIXES for suffix in Path(lower).suffixes)  # of model.safetensors.bak as well
     )
 
 

@@ -13,11 +13,14 @@ from typing import Any
 from omniw4.checkpoint import schema
 from omniw4.checkpoint.header import (
     MAX_HEADER_BYTES,
+    Stamp,
     TensorFile,
     TensorInfo,
+    changed,
     check_regular,
     describe,
     read_header,
+    stamp_of,
     unique_keys,
 )
 from omniw4.checkpoint.schema import StoredLinear
@@ -76,6 +79,7 @@ def check_structure(folder: str | Path) -> Structure:
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingFileError(f"no checkpoint folder {str(folder)!r}", hint="name a folder written by omniw4 quantize")
+    before = _stamps(folder)
     config = read_json(folder / schema.CONFIG)
     specs = schema.parse_quantization_config(config.get("quantization_config"))
     manifest = _read_manifest(folder / schema.MANIFEST)
@@ -88,7 +92,20 @@ def check_structure(folder: str | Path) -> Structure:
     _check_unlisted(specs, tensors)
     _check_reports(manifest["layers"], specs)
     _check_content(config["quantization_config"], manifest)
+    if _stamps(folder) != before:  # each file is whole, but they may be of two checkpoints
+        raise changed(folder)
     return Structure(folder, config, manifest, specs, linears, shards)
+
+
+def _stamps(folder: Path) -> list[Stamp | None]:
+    """Of the two files that every checkpoint has; None for one that is not there."""
+    found: list[Stamp | None] = []
+    for name in (schema.CONFIG, schema.MANIFEST):
+        try:
+            found.append(stamp_of(os.stat(folder / name)))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def content_hash(quantization_config: Mapping[str, Any], files: Mapping[str, Any]) -> str:

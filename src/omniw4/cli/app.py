@@ -191,8 +191,9 @@ def _exit_code(error: BaseException) -> int:
             "out of memory", "try shorter sequences, a smaller --batch-size, --dtype bfloat16, or a larger machine"
         )
         return EXIT_USAGE
+    said = str(error).splitlines()  # torch adds its own stack below
     print_error(
-        f"internal error: {type(error).__name__}: {error}",
+        f"internal error: {type(error).__name__}: {said[0][:300] if said else ''}".rstrip(": "),
         "this is a bug of omniw4; OMNIW4_DEBUG=1 shows where it happened",
     )
     return EXIT_INTERNAL

@@ -73,6 +73,9 @@ def command(
     options.check_device(device)
     models.check_dtype(dtype)
     if team.last:
+        options.check_inputs_apart(
+            out, model=model, dataset=dataset, source=source, prompts=prompts, through=through, config=config
+        )
         storage.OutputFolder.check(out, overwrite=overwrite, marker="stats.json")
     hidden = calibrate.read_hidden(source, strict=strict) if source is not None else None
     spoken = calibrate.read_prompts(prompts) if prompts is not None else None

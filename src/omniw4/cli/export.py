@@ -51,6 +51,7 @@ def command(
     shard_size = MAX_SHARD_SIZE if max_shard_size is None else parse_size(max_shard_size)
     checkpoint = Checkpoint.open(directory)
     checkpoint.check_hashes()
+    options.check_inputs_apart(out, checkpoint=directory)
     fingerprint = {"verb": "export", "omniw4": __version__, "checkpoint": checkpoint.hash, "format": chosen}
     with (
         storage.OutputFolder.begin(out, fingerprint, overwrite=overwrite, marker=NOTE, resumable=False) as folder,

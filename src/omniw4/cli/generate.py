@@ -55,7 +55,7 @@ def command(
     if out.suffix != _SUFFIX:
         raise UsageError(
             f"--out {out.name!r} does not end in {_SUFFIX}, by which `--dataset` knows what is in it",
-            hint=f"name it {out.stem or 'own'}{_SUFFIX}",
+            hint=f"name it {out.stem if out.stem.strip('.') and not out.stem.startswith('.') else 'own'}{_SUFFIX}",
         )
     output = options.start(json_mode=json_mode, quiet=quiet)
 
@@ -73,24 +73,27 @@ def command(
     own_text.begin_token(
         models.tokenizer(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code), model, begin
     )
-    loaded = models.load(model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
-    output.note(f"{loaded.source} writes {chosen.samples}×{chosen.seq_len} tokens")
-    with output.progress("writing") as bar:
-        own = own_text.write_text(
-            loaded,
-            chosen.samples,
-            chosen.seq_len,
-            temperature=temperature,
-            seed=chosen.seed,
-            batch_size=batch_size,
-            begin=begin,
-            on_tokens=bar.step,
+    with storage.reserving(out, overwrite=overwrite):
+        loaded = models.load(
+            model, dtype=dtype, device=device, gguf_file=gguf_file, trust_remote_code=trust_remote_code
         )
-    warnings = [f"{own.empty} of {chosen.samples} texts are empty and were left out"] if own.empty else []
-    for warning in warnings:
-        output.warn(warning)
-    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in own.texts).encode()
-    storage.put_file(out, lines, overwrite=overwrite)
+        output.note(f"{loaded.source} writes {chosen.samples}×{chosen.seq_len} tokens")
+        with output.progress("writing") as bar:
+            own = own_text.write_text(
+                loaded,
+                chosen.samples,
+                chosen.seq_len,
+                temperature=temperature,
+                seed=chosen.seed,
+                batch_size=batch_size,
+                begin=begin,
+                on_tokens=bar.step,
+            )
+        warnings = [f"{own.empty} of {chosen.samples} texts are empty and were left out"] if own.empty else []
+        for warning in warnings:
+            output.warn(warning)
+        lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in own.texts).encode()
+        storage.put_file(out, lines, overwrite=overwrite)
     document = {
         "out": str(out),
         "texts": len(own.texts),
@@ -100,7 +103,8 @@ def command(
         "seq_len": chosen.seq_len,
         "temperature": temperature,
         "seed": chosen.seed,
-        "begin": own.begin,
+        "begin": own.begin_token,
+        "begin_id": own.begin,
         "model": {"name": Path(model).name, "hash": loaded.hash},
         "warnings": warnings,
     }

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from omniw4.cli.output import Output, is_terminal
-from omniw4.errors import EXIT_INTERRUPTED, OmniW4Error, UsageError
+from omniw4.errors import EXIT_INTERRUPTED, OmniW4Error, OutputExistsError, UsageError
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face model folder, .gguf file, or Hub name.")]
 Checkpoint = Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint folder made by `omniw4 quantize`.")]
@@ -94,6 +94,26 @@ def interruptible(kept: str | Callable[[], tuple[str, str]]) -> Iterator[None]:
         raise Interrupted(f"interrupted; {sentence}", hint=hint) from e
 
 
+def check_inputs_apart(out: Path | None, **inputs: str | Path | None) -> None:
+    """Refuse an ``--out`` that exists and holds what is read: replacing it would take the input away.
+
+    Args:
+        inputs: by the name of their option, such as ``stats``; those that are no path of this machine are left alone.
+
+    Raises:
+        OutputExistsError: one of them lies in ``out``.
+    """
+    if out is None or not out.is_dir():
+        return
+    place = out.resolve()
+    for name, path in inputs.items():
+        if path is not None and os.path.exists(path) and place in Path(path).resolve().parents:
+            raise OutputExistsError(
+                f"{name} {str(path)!r} lies in the output folder {str(out)!r}, which is replaced as a whole",
+                hint="give --out another name, or move the input out of that folder",
+            )
+
+
 def check_device(device: str) -> None:
     """Refuse a device that is not there before anything is loaded.
 
@@ -110,7 +130,7 @@ def check_device(device: str) -> None:
             raise UsageError(f"--device {device}: this machine has no CUDA device", hint="use --device cpu")
         torch.empty(0, device=kind)
     except (RuntimeError, AssertionError) as e:
-        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+        reason = str(e).splitlines()[0].partition(". ")[0][:200] if str(e) else type(e).__name__
         raise UsageError(f"--device {device}: {reason}", hint="use cpu, cuda or cuda:INDEX") from e
 
 

@@ -53,7 +53,7 @@ class Output:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[ProgressBar]:
-        """A bar on a terminal; elsewhere one line a step."""
+        """A bar on a terminal; elsewhere a line every few seconds."""
         bar = ProgressBar(title, sys.stderr, silent=self.quiet)
         self._bar = bar
         try:
@@ -71,18 +71,19 @@ class Output:
 class ProgressBar:
     """``quantizing ━━━━━╸━━━ 112/196  layers.16.mlp.down_proj  sqnr 21.4 dB  eta 02:57``.
 
-    On a terminal the line is redrawn in place; elsewhere every step is a line of its own, so that a log holds no
-    control characters and one line a layer.
+    On a terminal the line is redrawn in place. Elsewhere a log gets lines without control characters: of steps that
+    come :data:`PAUSE` seconds or more after the last line, and of the last of a stage.
     """
 
     WIDTH = 24
+    PAUSE = 5.0
 
     def __init__(self, title: str, stream: TextIO, *, silent: bool = False) -> None:
         self._title, self._stream = title, stream
         self._silent = silent
         self._live = not silent and is_terminal(stream)
         self._drawn = False
-        self._start = time.monotonic()
+        self._start = self._told = time.monotonic()
         self._first = 0
 
     def step(self, done: int, total: int, detail: str = "", eta: float | None = None, title: str = "") -> None:
@@ -96,14 +97,18 @@ class ProgressBar:
         if self._silent:
             return
         self._title = title or self._title
+        now = time.monotonic()
         if done <= self._first:
             self._first = max(0, done - 1)
         if eta is None and done > self._first:
-            eta = (time.monotonic() - self._start) / (done - self._first) * (total - done)
+            eta = (now - self._start) / (done - self._first) * (total - done)
+        if not self._live and done < total and now - self._told < self.PAUSE:
+            return
         tail = f"  eta {clock(eta)}" if eta is not None and done < total else ""
         counts = f"{done:>{len(str(total))}}/{total}"
         middle = f"  {detail}" if detail else ""
         if not self._live:
+            self._told = now
             print(f"{self._title} {counts}{middle}{tail}", file=self._stream, flush=True)
             return
         filled = self.WIDTH * done // max(total, 1)

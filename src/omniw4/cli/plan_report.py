@@ -36,6 +36,7 @@ def document(
 
     model = weights_total * plan.source_bytes_per_weight
     finished = model - plan.bytes_before() + plan.bytes_after()
+    working, on_gpu = plan.peak_bytes(group_of, batch_limit(device)), device.startswith("cuda")
     return {
         **plan.to_dict(group_of),
         "quantized": len(plan.quantized),
@@ -43,7 +44,8 @@ def document(
         "model_bytes_before": model,
         "model_bytes_after": finished,
         "resident_bytes": resident,
-        "peak_memory_bytes": resident + plan.peak_bytes(group_of, batch_limit(device)),
+        "peak_memory_bytes": resident + (plan.reading_bytes() if on_gpu else working),
+        "gpu_memory_bytes": working if on_gpu else 0,
         "disk_bytes": finished + plan.bytes_after(),
         "estimated_seconds": round(_seconds(plan.input_groups(group_of), recipe, device)),
         "recipe": recipe.model_dump(mode="json"),
@@ -61,13 +63,15 @@ def text(plan: Plan, told: dict[str, Any]) -> str:
         rows.append((e.path, f"{e.out_features}×{e.in_features}", done, size(source), size(stored)))
     before, after = size(told["model_bytes_before"]), size(told["model_bytes_after"])
     whose = "the model and" if told["resident_bytes"] else "the model is read from disk tensor by tensor;"
+    what = "one input's statistics" if told["gpu_memory_bytes"] else "one batch's working set"
     facts = [
         ("linears", f"{told['quantized']} quantized, {told['skipped']} as they are"),
         ("model", f"{before} before, {after} after, {told['effective_bits']:.2f} bits a quantized weight"),
-        (
-            "peak memory",
-            f"about {size(told['peak_memory_bytes'])}: {whose} one batch's working set, besides Python and torch",
-        ),
+        ("peak memory", f"about {size(told['peak_memory_bytes'])}: {whose} {what}, besides Python and torch"),
+    ]
+    if told["gpu_memory_bytes"]:
+        facts.append(("GPU memory", f"about {size(told['gpu_memory_bytes'])}: one batch's working set"))
+    facts += [
         ("disk", f"{size(told['disk_bytes'])} while it runs, {after} when it is done"),
         ("time", f"about {clock(told['estimated_seconds'])}"),
     ]

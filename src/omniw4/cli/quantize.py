@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from omniw4.storage import OutputFolder
     from omniw4.tensors import LayerReport, QuantizedLinear
 
+_MUCH = 0.05  # share of weights that no linear holds from which on it is worth a warning
 _MARKER = "omniw4.json"  # what every checkpoint holds
 
 
@@ -90,12 +91,14 @@ def command(
     shard_size = parse_size(max_shard_size)
     opening: dict[str, Any] = {"dtype": dtype, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
     if out is not None and not dry_run and team.first:
+        options.check_inputs_apart(out, model=model, stats=stats, dataset=distill_dataset, config=config)
         storage.OutputFolder.check(out, overwrite=overwrite, marker=_MARKER)
     skeleton = models.skeleton(model, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
     plan = make_plan(models.shapes(skeleton), recipe, models.block_linears(skeleton))
     model_hash = models.source_hash(model, gguf_file=gguf_file)
     found = _open_stats(stats, plan, model_hash, Path(model).name, optional=dry_run)
-    for text, hint in plan.warnings():
+    warnings = [*plan.warnings(), *_left_out(models.other_matrices(skeleton), plan)]
+    for text, hint in warnings:
         output.warn(text, hint)
     if out is None or dry_run:
         total = sum(p.numel() for p in skeleton.parameters())
@@ -104,7 +107,7 @@ def command(
             check_finite({e.path: partial(streamed.linear, e.path) for e in plan.quantized}, plan)
         resident = models.resident_bytes(skeleton, dtype) if streamed is None else 0
         told = plan_report.document(plan, recipe, found.group_of if found else None, total, resident, device)
-        output.result(plan_report.text(plan, told), told)
+        output.result(plan_report.text(plan, told), {**told, "warnings": [text for text, _ in warnings]})
         return
     distill_text = distilling.Text(distill_dataset) if recipe.distill.steps else None
     if distill_text is not None and team.first:
@@ -150,6 +153,7 @@ def command(
         document, text = _quantize(
             load, unchanged, folder, plan, recipe, found, distill_text, shard_size, device, output, team
         )
+    document["warnings"] = [*(told for told, _ in warnings), *document["warnings"]]
     output.result(text.replace("OUT", str(out), 1), {"out": str(out), **document})
 
 
@@ -301,6 +305,16 @@ def _open_stats(folder: Path | None, plan: Plan, model_hash: str, name: str, *, 
             hint="calibration covers the model's repeated blocks; leave others out with --skip",
         )
     return stats
+
+
+def _left_out(others: dict[str, int], plan: Plan) -> list[tuple[str, str]]:
+    """A warning where much of the blocks is in no linear, so that little of the model is quantized."""
+    quantized, rest = sum(entry.weights for entry in plan.quantized), sum(others.values())
+    if rest < _MUCH * (quantized + rest):
+        return []
+    share = f"{rest / (quantized + rest):.0%}"
+    text = f"{share} of the weights stay as they are, as no nn.Linear holds them, such as {next(iter(others))}"
+    return [(text, "omniw4 quantizes linears alone, and no experts that are stacked in one tensor")]
 
 
 def _weights_of(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -5,7 +5,7 @@ verbs agree on the full module paths. The *backbone* is the module that holds th
 ``model`` in a causal LM of transformers, ``llm`` in OmniVoice.
 """
 
-from omniw4.model.files import hash_source, source_hash
+from omniw4.model.files import hash_source, source_hash, weight_files
 from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, check_unchanged, load, skeleton, tokenizer
 from omniw4.model.streaming import StreamedModel, offload, resident_bytes, stream
 from omniw4.model.tree import (
@@ -15,6 +15,7 @@ from omniw4.model.tree import (
     find_backbone,
     find_blocks,
     find_linears,
+    other_matrices,
     shapes,
 )
 
@@ -33,10 +34,12 @@ __all__ = [
     "hash_source",
     "load",
     "offload",
+    "other_matrices",
     "resident_bytes",
     "shapes",
     "skeleton",
     "source_hash",
     "stream",
     "tokenizer",
+    "weight_files",
 ]

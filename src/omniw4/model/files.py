@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omniw4.errors import ModelError, OmniW4Error
 
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_FLOATS = ("F16", "BF16", "F32", "F64")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -57,10 +61,14 @@ def find_source(source: str | Path, gguf_file: str | None) -> SourceFiles:
     if not (path / "config.json").is_file():
         hint = f"name the GGUF file with `--gguf-file {ggufs[0]}`" if ggufs else "give a Hugging Face model folder"
         raise ModelError(f"model folder {name!r} holds no config.json", hint=hint)
-    weights = _weight_files(path)
+    weights = weight_files(path)
     if not weights:
+        others = sorted(p.name for p in path.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file())
         raise ModelError(
-            f"model folder {name!r} holds no weights (*.safetensors, *.bin)", hint="copy or download them into it"
+            f"model folder {name!r} holds no weights ({', nor '.join(_WEIGHTS)})",
+            hint=f"if {others[0]!r} holds them all, call it {_WEIGHTS[0]}"
+            if others
+            else "copy or download them into it",
         )
     _check_safetensors(weights)
     return SourceFiles(label, path, None)
@@ -80,7 +88,7 @@ def hash_source(path: str | Path) -> str:
     Tokenizer files do not count: calibration records the tokens themselves. Contents are hashed once a process.
     """
     path = Path(path)
-    files = [path] if path.is_file() else [path / "config.json", *_weight_files(path)]
+    files = [path] if path.is_file() else [path / "config.json", *weight_files(path)]
     total = hashlib.sha256()
     for file in files:
         stat = file.stat()
@@ -109,14 +117,70 @@ def _from_hub(name: str, gguf_file: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     weights = gguf_file or "*.safetensors*"
-    with as_model_error(f"no local folder {name!r}, and no model of that name from the Hub", "check name and network"):
+    try:
         return Path(snapshot_download(name, allow_patterns=[weights, "*.json", "*.txt", "*.model", "*.py", "*.jinja"]))
+    except (OmniW4Error, MemoryError):
+        raise
+    except Exception as e:  # its own classes, those of the HTTP library below, and of the file system
+        raise _not_from_hub(name, e) from e
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    files = [p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file()]
-    tensors = [p for p in files if p.suffix == ".safetensors"]
-    return sorted(tensors or files)
+def _not_from_hub(name: str, error: Exception) -> ModelError:
+    """What went wrong in our words: the Hub library speaks in paragraphs, of revisions and snapshots."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    here = f"no folder {name!r} here"
+    if "HFValidationError" in kinds:
+        return ModelError(
+            f"{here}, and it is no name of a Hub model", hint="give a folder with config.json, or OWNER/NAME"
+        )
+    if "GatedRepoError" in kinds:
+        hint = "ask for access on its page, then log in with `hf auth login`"
+        return ModelError(f"{here}, and the Hub gives the model of that name to those with access alone", hint=hint)
+    if "RepositoryNotFoundError" in kinds:
+        hint = "check the name; a private model needs `hf auth login`"
+        return ModelError(f"{here}, and no model of that name on the Hub", hint=hint)
+    if kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "TimeoutException"}:
+        from huggingface_hub import constants
+
+        why = "HF_HUB_OFFLINE forbids to look on the Hub" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
+        hint = "check the path; a model of the Hub must be downloaded once while there is a network"
+        return ModelError(f"{here} and none in the Hub's cache, and {why}", hint=hint)
+    reason = (str(error).split("\n")[0] or type(error).__name__)[:200]
+    return ModelError(f"{here}, and downloading it from the Hub failed: {reason}", hint="check network and disk space")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers loads a model from, in its order of preference; copies and adapters beside them are
+    none. Empty where there is none of the names that it knows.
+
+    Raises:
+        ModelError: an index that cannot be read, or names a file that is not there or outside the folder.
+    """
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        if (folder / f"{name}.index.json").is_file():
+            return _shards(folder / f"{name}.index.json")
+    return []
+
+
+def _shards(index: Path) -> list[Path]:
+    hint = "copy the model again, its index and all weights"
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        outside = [name for name in names if Path(name).name != name]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        reason = f"no key {e}" if isinstance(e, KeyError) else str(e)[:200]
+        raise ModelError(f"{index.name!r} is no index of weights: {reason}", hint=hint) from e
+    if outside or not names:
+        found = f"the file {outside[0][:80]!r}, which is not in its folder" if outside else "no file"
+        raise ModelError(f"{index.name!r} names {found}", hint=hint)
+    shards = sorted(index.parent / name for name in names)
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{index.name!r} names the file {missing[0][:80]!r}{more}, which is not there", hint=hint)
+    return shards
 
 
 def _check_gguf(file: Path) -> None:
@@ -133,15 +197,35 @@ def _check_gguf(file: Path) -> None:
 def _check_safetensors(files: list[Path]) -> None:
     from safetensors import SafetensorError, safe_open
 
+    seen: dict[str, str] = {}
     for file in files:
         if file.suffix != ".safetensors":
             continue
         try:
-            with safe_open(file, framework="pt"):
-                pass
+            with safe_open(file, framework="pt") as opened:
+                names = list(opened.keys())
+                _refuse_quantized(file.name, {name: opened.get_slice(name) for name in names})
         except (SafetensorError, OSError) as e:
             found = f"weights file {file.name!r} is damaged ({file.stat().st_size} bytes found)"
             raise ModelError(f"{found}: {e}", hint="copy it again") from e
+        for name in names:
+            if name in seen:
+                raise ModelError(
+                    f"both {seen[name]!r} and {file.name!r} hold a tensor {name!r}",
+                    hint="leave the files of one and the same model in the folder",
+                )
+            seen[name] = file.name
+
+
+def _refuse_quantized(file: str, tensors: dict[str, Any]) -> None:
+    """Matrices of integers, or of FP8, want scales that are read by whoever made them."""
+    for name, tensor in tensors.items():
+        dtype = tensor.get_dtype()
+        if name.endswith(".weight") and len(tensor.get_shape()) > 1 and dtype not in _FLOATS:
+            raise ModelError(
+                f"{name} in {file!r} has the type {dtype}: the model is already quantized",
+                hint="give the original model, with weights of 16 or 32 bits",
+            )
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def load(
     if _is_omnivoice(config):
         kwargs["train"] = True  # without its codec and text tokenizer, which quantization does not need
     hint = "copy its files again, and see that there is memory enough to hold them"
-    with as_model_error(f"cannot load model {files.name!r}", hint), _no_bars_in_logs():
+    with as_model_error(f"cannot load model {files.name!r}", hint), _quietly():
         model, info = loader.from_pretrained(
             files.folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
@@ -131,18 +131,29 @@ def _architecture(files: SourceFiles, trust_remote_code: bool) -> tuple[Any, Any
     """The model's config, and the class whose ``from_pretrained`` loads it."""
     import transformers
 
+    refused = f"unknown architecture of model {files.name!r}"
     hint = "copy the file again; its architecture must be one that transformers reads from GGUF"
     if files.gguf is None:
         raw = _read_config(files)
-        brings_code = bool(raw.get("auto_map")) and not trust_remote_code
-        hint = "it brings its own code: allow it with `--trust-remote-code`" if brings_code else _NOT_KNOWN
         if raw.get("quantization_config"):
             method = raw["quantization_config"].get("quant_method", "an unknown method")
             raise ModelError(f"model {files.name!r} is already quantized by {method}", hint="give the original model")
         if raw.get("model_type") == "omnivoice":
             _import_omnivoice(files.name)
+        brings_code = bool(raw.get("auto_map"))
+        kind = raw.get("model_type")
+        if (
+            isinstance(kind, str)
+            and kind not in transformers.CONFIG_MAPPING
+            and not (brings_code and trust_remote_code)
+        ):
+            raise ModelError(
+                f"unknown architecture of model {files.name!r}: transformers has no model type {str(kind)[:80]!r}",
+                hint="it brings its own code: allow it with `--trust-remote-code`" if brings_code else _NOT_KNOWN,
+            )
+        refused, hint = f"transformers refuses config.json of model {files.name!r}", "copy or download it again"
     gguf = {"gguf_file": files.gguf} if files.gguf else {}
-    with as_model_error(f"unknown architecture of model {files.name!r}", hint):
+    with as_model_error(refused, hint):
         config = transformers.AutoConfig.from_pretrained(files.folder, trust_remote_code=trust_remote_code, **gguf)
     if _is_omnivoice(config):
         return config, _import_omnivoice(files.name)
@@ -164,6 +175,11 @@ def _read_config(files: SourceFiles) -> dict[str, Any]:
         raise ModelError(
             f"config.json of model {files.name!r} holds a {type(raw).__name__}, wanted a mapping",
             hint="copy or download it again",
+        )
+    if raw.get("transformers_weights"):
+        raise ModelError(
+            f"config.json of model {files.name!r} has transformers_weights, a name of its own for the weights",
+            hint="call that file model.safetensors, and take the key out of config.json",
         )
     for key, wanted in (("architectures", list), ("auto_map", dict), ("quantization_config", dict)):
         found = raw.get(key)
@@ -244,18 +260,21 @@ def _shapes_told(key: str, found: Any, wanted: Any) -> str:
 
 
 @contextmanager
-def _no_bars_in_logs() -> Iterator[None]:
-    """Without the progress bars of transformers where stderr is no terminal."""
+def _quietly() -> Iterator[None]:
+    """Without what transformers says about weights that do not fit, which is refused in our words, and without its
+    progress bars where stderr is no terminal."""
     from transformers.utils import logging
 
-    if sys.stderr.isatty():
-        yield
-        return
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    said, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
     try:
+        if sys.stderr.isatty():
+            yield
+            return
+        logging.disable_progress_bar()
         with redirect_stderr(io.StringIO()):  # the bar of the GGUF reader heeds no setting; loggers are not redirected
             yield
     finally:
+        logging.set_verbosity(said)
         if shown:
             logging.enable_progress_bar()

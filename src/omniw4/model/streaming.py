@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from omniw4.errors import ModelError
-from omniw4.model.files import changed, find_source, hash_source, stamp
+from omniw4.model.files import changed, find_source, hash_source, stamp, weight_files
 from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load_tokenizer, skeleton
 from omniw4.model.tree import find_backbone, find_blocks
 
@@ -176,11 +176,13 @@ def _open(source: str | Path, model: nn.Module, dtype: torch.dtype | None) -> St
 
 
 def _stored_shapes(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """File and shape of every tensor of a folder's safetensors files."""
+    """File and shape of every tensor of a folder's weights, as far as they are safetensors."""
     from safetensors import safe_open
 
     stored: dict[str, tuple[Path, tuple[int, ...]]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
+        if file.suffix != ".safetensors":
+            continue
         with safe_open(file, framework="pt") as handle:
             for name in handle.keys():  # noqa: SIM118  (not a mapping)
                 stored[name] = (file, tuple(handle.get_slice(name).get_shape()))

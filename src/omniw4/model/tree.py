@@ -61,6 +61,18 @@ def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
     return {f"{prefix}.{path}": linear for prefix, block in blocks for path, linear in find_linears(block).items()}
 
 
+def other_matrices(model: nn.Module) -> dict[str, int]:
+    """Matrices inside the repeated blocks that no ``nn.Linear`` holds, such as experts stacked in one tensor: what
+    cannot be quantized. Path to number of weights."""
+    found: dict[str, int] = {}
+    for prefix, block in find_blocks(model):
+        for path, module in block.named_modules(prefix=prefix):
+            if not isinstance(module, nn.Linear):
+                own = {n: p.numel() for n, p in module.named_parameters(path, recurse=False) if p.dim() > 1}
+                found |= own
+    return found
+
+
 def shapes(model: nn.Module) -> dict[str, LinearShape]:
     """Shape of every linear by full path."""
     return {

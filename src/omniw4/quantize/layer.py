@@ -82,6 +82,7 @@ def quantize_groups(
     factored = recipe.gptq.enabled or recipe.lowrank.whiten == "full"
     factor = _factorise(objective, recipe) if factored and objective is not None else None
     if factor is not None and factor.log and len(groups) > 1:
+        del spaces, objective, factor  # each of the groups makes its own
         return [quantize_group(linears, known, recipe) for linears, known in zip(groups, stats, strict=True)]
     hessian = None if objective is None else objective.float()
     del objective

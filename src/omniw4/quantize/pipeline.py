@@ -110,22 +110,37 @@ def quantize_model(
         if not all(entry.path in done for group in batch for entry in group)
     ]
 
-    def make(batch: list[list[PlanEntry]]) -> list[tuple[Linear, QuantizedLinear, LayerReport]]:
-        stats = [_stats_of(group, stats_for, device) if plan.needs_stats else None for group in batch]
-        groups = [[_load(entry, weights[entry.path], device) for entry in group] for group in batch]
-        made = zip(groups, quantize_groups(groups, stats, recipe), strict=True)
-        return [(linear, *result) for linears, results in made for linear, result in zip(linears, results, strict=True)]
+    def make(batch: list[list[PlanEntry]]) -> list[tuple[str, QuantizedLinear, LayerReport]]:
+        return _quantize_batch(batch, weights, plan, recipe, stats_for, device)
 
     with _ordered(make, batches, side_by_side(plan, group_of, device)) as results:
-        for linear, quantized, report in chain.from_iterable(results):
-            if linear.path in done:
+        for path, quantized, report in chain.from_iterable(results):
+            if path in done:
                 continue
-            save(linear.path, quantized.to("cpu"), report)
+            save(path, quantized, report)
             reports.append(report)
             finished += 1
             if on_progress is not None:
                 on_progress(Progress(finished, len(plan.quantized), report))
     return reports
+
+
+def _quantize_batch(
+    batch: list[list[PlanEntry]],
+    weights: Mapping[str, WeightSource],
+    plan: Plan,
+    recipe: Recipe,
+    stats_for: Callable[[str], LinearStats | None],
+    device: torch.device | str,
+) -> list[tuple[str, QuantizedLinear, LayerReport]]:
+    """The linears of a batch on the CPU; nothing else of it outlives the call, so that batches never add up."""
+    stats = [_stats_of(group, stats_for, device) if plan.needs_stats else None for group in batch]
+    groups = [[_load(entry, weights[entry.path], device) for entry in group] for group in batch]
+    return [
+        (linear.path, quantized.to("cpu"), report)
+        for linears, results in zip(groups, quantize_groups(groups, stats, recipe), strict=True)
+        for linear, (quantized, report) in zip(linears, results, strict=True)
+    ]
 
 
 def batch_limit(device: torch.device | str) -> int:

@@ -134,7 +134,14 @@ class Plan:
     def peak_bytes(self, group_of: Callable[[str], str] | None = None, limit: int = 0) -> int:
         """Working memory of the largest batch, the model itself left out."""
         batches = self.batches(group_of, limit)
-        return max((len(batch) * _working_bytes(batch[0], self.needs_stats) for batch in batches), default=0)
+        sizes = (_LIBRARIES + len(b) * (_working_bytes(b[0], self.needs_stats) - _LIBRARIES) for b in batches)
+        return max(sizes, default=0)
+
+    def reading_bytes(self) -> int:
+        """Memory of the host while an input's statistics, or a weight, go from disk to a GPU."""
+        stats = _READ_STATS if self.needs_stats else 0
+        sizes = (max(stats * e.in_features**2, _READ_WEIGHT * e.weights) for e in self.quantized)
+        return max(sizes, default=0)
 
     def to_dict(self, group_of: Callable[[str], str] | None = None) -> dict[str, Any]:
         """For ``--dry-run --json``."""
@@ -174,6 +181,8 @@ _COLUMNS = _Bytes(weight=27, hessian=24)  # target, stack, GPTQ's copy, codes, e
 _BRANCH = _Bytes(weight=10, one=22, hessian=24, gram=26)  # residual in FP64, its Gram matrix and LAPACK's workspace
 _NEAREST = _Bytes(weight=24)
 _NEAREST_BRANCH = _Bytes(weight=4, one=16, gram=26)
+_READ_STATS = 13  # an entry of [K, K]: two Hessians, whole and as the triangles on disk, and a mask
+_READ_WEIGHT = 8  # as it is on disk, and in FP32 or a copy
 _LIBRARIES = 10 << 20  # buffers of BLAS and LAPACK, whatever the size
 
 

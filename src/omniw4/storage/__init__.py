@@ -15,6 +15,7 @@ from omniw4.storage.files import (
     explain_os_errors,
     json_text,
     put_file,
+    reserving,
     sha256_file,
 )
 from omniw4.storage.output_folder import OutputFolder
@@ -34,6 +35,7 @@ __all__ = [
     "explain_os_errors",
     "json_text",
     "put_file",
+    "reserving",
     "sha256_file",
     "sha256_tensors",
     "tensor_bytes",

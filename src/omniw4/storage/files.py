@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from omniw4.errors import OutputExistsError, StorageError
+from omniw4.errors import OutputExistsError, OutputLockedError, StorageError
 
 CHUNK = 4 << 20
 TEMP_SUFFIX = ".omniw4-tmp"
@@ -90,6 +92,55 @@ def check_file(path: str | Path, *, overwrite: bool = False) -> None:
         nearest = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
         with tempfile.TemporaryFile(dir=nearest):  # of no name
             pass
+
+
+@contextlib.contextmanager
+def reserving(path: str | Path, *, overwrite: bool = False) -> Iterator[None]:
+    """Hold the name of a file that slow work ends with: a second process is refused at once, not after its work.
+
+    What a killed process left of the same name is swept. Folders that had to be made go again unless the block wrote.
+
+    Raises:
+        OutputExistsError, StorageError: as :func:`check_file`.
+        OutputLockedError: another process is at it.
+    """
+    path = Path(path)
+    check_file(path, overwrite=overwrite)
+    missing = [folder for folder in path.absolute().parents if not folder.exists()]
+    with explain_os_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock{TEMP_SUFFIX}")
+        descriptor = _lock(lock, path)
+    try:
+        for entry in path.parent.iterdir():
+            if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}{re.escape(TEMP_SUFFIX)}", entry.name):
+                entry.unlink(missing_ok=True)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
+            for folder in missing:
+                folder.rmdir()
+        os.close(descriptor)
+
+
+def _lock(file: Path, wanted: Path) -> int:
+    """A descriptor of ``file``, made if need be, with an exclusive flock, which ends with the process."""
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            os.close(descriptor)
+            raise OutputLockedError(
+                f"another process is writing {str(wanted)!r}", hint="wait for it, or give --out another name"
+            ) from e
+        except OSError:  # a file system without locks
+            return descriptor
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(file)):
+                return descriptor
+        os.close(descriptor)  # its owner removed it between our two steps: try again
 
 
 def put_file(path: str | Path, data: bytes | str, *, overwrite: bool = False) -> None:

@@ -17,6 +17,8 @@ from omniw4.config import difference
 from omniw4.errors import OutputExistsError, OutputLockedError, ResumeError
 from omniw4.storage.files import TEMP_SUFFIX, atomic_write_json, explain_os_errors, read_note, sync_folder, without_nan
 
+_NOTE, _COMMITTING = "fingerprint.json", "committing.json"
+
 
 class OutputFolder:
     """An output folder under construction; make one with :meth:`begin` and use it as a context manager.
@@ -72,7 +74,7 @@ class OutputFolder:
             ResumeError: the interrupted run has another fingerprint; the differences are named.
             StorageError: the folder cannot be made.
         """
-        out = Path(out).resolve()
+        out = _resolved(out)
         partial = cls.partial_of(out)
         if not partial.is_dir() or partial == out:
             _refuse_existing(out, overwrite, marker)
@@ -84,12 +86,13 @@ class OutputFolder:
                 useless = not resumable and _verb_of(partial) == fingerprint.get("verb")
                 resumed = _leftover_is_wanted(out, partial, fingerprint, overwrite or useless, resume, resumable)
                 for entry in partial.iterdir():
-                    if not resumed or entry.name == "result":
+                    # its note stays until another takes its place: without one the folder is nobody's
+                    if entry.name == "result" or (not resumed and not _is_note(entry)):
                         _remove(entry)
                 for stale in partial.rglob(f"*{TEMP_SUFFIX}"):
                     stale.unlink()
                 (partial / "result").mkdir()
-                atomic_write_json(partial / "fingerprint.json", fingerprint)
+                atomic_write_json(partial / _NOTE, fingerprint)
             except BaseException:
                 with contextlib.suppress(OSError):
                     if not _holds_work(partial):
@@ -101,7 +104,7 @@ class OutputFolder:
     @staticmethod
     def partial_of(out: str | Path) -> Path:
         """``<out>.partial/``, where an output folder is made."""
-        out = Path(out).resolve()
+        out = _resolved(out)
         return out.with_name(f"{out.name}.partial") if out.name else out
 
     @classmethod
@@ -111,7 +114,7 @@ class OutputFolder:
         Raises:
             OutputExistsError, OutputLockedError, StorageError: as :meth:`begin`.
         """
-        out = Path(out).resolve()
+        out = _resolved(out)
         partial = cls.partial_of(out)
         if not partial.is_dir() or partial == out:
             _refuse_existing(out, overwrite, marker)
@@ -132,7 +135,7 @@ class OutputFolder:
         with explain_os_errors("write", self.out):
             _sync_tree(self.result)
             identity = self.result.stat()
-            atomic_write_json(self.partial / "committing.json", [identity.st_dev, identity.st_ino])
+            atomic_write_json(self.partial / _COMMITTING, [identity.st_dev, identity.st_ino])
             _refuse_existing(self.out, self._overwrite, self._marker)
             _publish(self.result, self.out, self.partial / "replaced")
             sync_folder(self.out.parent)
@@ -165,6 +168,14 @@ class OutputFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _resolved(out: str | Path) -> Path:
+    with explain_os_errors("write", Path(out)):
+        try:
+            return Path(out).resolve()
+        except RuntimeError as e:  # what pathlib makes of a link to itself
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from e
 
 
 def _refuse_existing(out: Path, overwrite: bool, marker: str | None) -> None:
@@ -213,14 +224,21 @@ def _lock_folder(partial: Path) -> int:
 
 def _verb_of(partial: Path) -> str | None:
     """The verb that an interrupted run was of; None where nothing says so."""
-    found = read_note(partial / "fingerprint.json")
+    found = read_note(partial / _NOTE)
     return found.get("verb") if isinstance(found, dict) else None
 
 
 def _leftover_is_wanted(
     out: Path, partial: Path, fingerprint: dict[str, Any], overwrite: bool, resume: bool, resumable: bool
 ) -> bool:
-    if not _holds_work(partial) or (overwrite and not resume):
+    if not _holds_work(partial):
+        return False
+    if overwrite and not resume:
+        if not any(os.path.lexists(partial / name) for name in (_NOTE, _COMMITTING)):
+            raise OutputExistsError(
+                f"{str(partial)!r}, where {str(out)!r} would be made, holds files of no interrupted run",
+                hint="give --out another name, or move that folder away",
+            )
         return False
     if not resume:
         raise OutputExistsError(
@@ -229,11 +247,13 @@ def _leftover_is_wanted(
             if resumable
             else "give --out another name, or drop that run with --overwrite",
         )
-    found = read_note(partial / "fingerprint.json")
+    found = read_note(partial / _NOTE)
     if found is None:
         raise ResumeError(
             f"cannot resume {str(out)!r}: {str(partial)!r} holds files but no readable fingerprint.json",
-            hint="start again with --overwrite",
+            hint="start again with --overwrite"
+            if os.path.lexists(partial / _NOTE)
+            else "give --out another name, or move that folder away",
         )
     wanted = json.loads(json.dumps(without_nan(fingerprint)))
     if found != wanted:
@@ -249,12 +269,12 @@ def _holds_work(partial: Path) -> bool:
     """Whether anything in ``partial`` would be missed: begin() alone makes a fingerprint and an empty result."""
     names = {entry.name for entry in partial.iterdir() if not entry.name.endswith(TEMP_SUFFIX)}
     result = partial / "result"
-    return not names <= {"fingerprint.json", "result"} or (result.is_dir() and any(result.iterdir()))
+    return not names <= {_NOTE, "result"} or (result.is_dir() and any(result.iterdir()))
 
 
 def _finish_interrupted_commit(out: Path, partial: Path) -> None:
     """Settle what a kill inside :meth:`OutputFolder.commit` left: put the old folder back, or drop the rest."""
-    replaced, marker = partial / "replaced", partial / "committing.json"
+    replaced, marker = partial / "replaced", partial / _COMMITTING
     if replaced.is_dir() and not os.path.lexists(out):
         os.rename(replaced, out)
     if marker.is_file() and out.is_dir():
@@ -295,9 +315,13 @@ def _sync_tree(folder: Path) -> None:
 
 def _clear(partial: Path) -> None:
     """Remove all that is in it, the notes on what it is last: after a kill in between, begin() must find them."""
-    notes = ("fingerprint.json", "committing.json")
+    notes = (_NOTE, _COMMITTING)
     for entry in sorted(partial.iterdir(), key=lambda entry: notes.index(entry.name) if entry.name in notes else -1):
         _remove(entry)
+
+
+def _is_note(entry: Path) -> bool:
+    return entry.name == _NOTE and entry.is_file() and not entry.is_symlink()
 
 
 def _remove(entry: Path) -> None:

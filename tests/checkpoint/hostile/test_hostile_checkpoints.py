@@ -57,7 +57,8 @@ def test_every_error_has_a_case() -> None:
         for _, error in inspect.getmembers(errors, inspect.isclass)
         if issubclass(error, CheckpointError) and error is not CheckpointError
     }
-    assert named == {case.error for case in CASES}
+    # of what changes while it is read there are tests in test_checkpoint_replaced.py
+    assert named - {errors.ChangedFileError} == {case.error for case in CASES}
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -143,8 +144,9 @@ def test_file_cut_after_it_was_opened(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:3000])
-    with pytest.raises(errors.TruncatedFileError, match=r"model\.safetensors: tensor 'model"):
-        [checkpoint.other(name) for name in checkpoint.other_names]
+    for name in checkpoint.other_names:  # some of them were cut off, the others are no longer known to be whole
+        with pytest.raises((errors.TruncatedFileError, errors.ChangedFileError), match=r"model\.safetensors"):
+            checkpoint.other(name)
     weights.unlink()
     with pytest.raises(errors.UnreadableFileError, match=r"cannot read .*model\.safetensors"):
         checkpoint.linear(PATH)
