@@ -5,9 +5,9 @@
 
 Makes a model with random weights on disk (BF16, sharded, head and embedding untied, a tokenizer of bytes), calibrates
 it on a few samples of the built-in text and quantizes it, each in a process of its own that tells its peak memory: of
-the host as Linux counts it (VmHWM), of a GPU what torch had allocated. Ends with 1 when a process takes more than the
-limit, or the plan of `quantize --dry-run` is not within 15 % of what was measured: on a CPU the rise of resident memory
-over what the libraries take, on a GPU its memory.
+the host as Linux counts it (VmHWM), of a GPU, of which it gets no more than the limit, what torch had allocated. Ends
+with 1 when a process takes more than the limit, or the plan of `quantize --dry-run` is not within 15 % of what was
+measured: on a CPU the rise of resident memory over what the libraries take, on a GPU its memory.
 
 Disk, for all 36 blocks: 16 GB of weights, 29 GB of statistics and 10 GB of checkpoint.
 """
@@ -88,7 +88,7 @@ TINY = Sizes(layers=2, hidden=512, mlp=1536, heads=8, kv_heads=2, head_dim=64, v
 
 def main() -> int:
     if sys.argv[1:2] == [MEASURED]:
-        return measured(Path(sys.argv[2]), sys.argv[3:])
+        return measured(Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=str(value))
@@ -125,10 +125,10 @@ def run(sizes: Sizes, folder: Path, device: str, samples: int, seq_len: int, lim
     weights = make_model(model, sizes, device)
     print(f"model: {weights / 1e9:.2f} billion weights, made in {time.monotonic() - began:.0f} s", flush=True)
     data = ("--samples", samples, "--seq-len", seq_len)
-    calibrate = verb("calibrate", model, "--offload", *data, "--out", stats, "--device", device)
+    calibrate = verb(limit_gib, "calibrate", model, "--offload", *data, "--out", stats, "--device", device)
     quantize = ("quantize", model, "--stats", stats, "--device", device)
     plan = dry_run(*quantize) if calibrate["code"] == 0 else {}
-    verbs = [calibrate, *([verb(*quantize, "--out", out)] if plan else [])]
+    verbs = [calibrate, *([verb(limit_gib, *quantize, "--out", out)] if plan else [])]
     broken = [f"{one['verb']} ended with {one['code']}" for one in verbs if one["code"]]
     if not plan:
         broken.append("there is no plan")
@@ -220,12 +220,12 @@ def save_tokenizer(folder: Path) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
 
 
-def verb(*arguments: object) -> dict[str, Any]:
+def verb(limit_gib: float, *arguments: object) -> dict[str, Any]:
     """Run a verb in a process of its own, which says what it took."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
         began = time.monotonic()
-        command = [sys.executable, __file__, MEASURED, str(result), *map(str, arguments)]
+        command = [sys.executable, __file__, MEASURED, str(result), str(limit_gib), *map(str, arguments)]
         code = subprocess.run(command, env=environment(), check=False).returncode
         told = json.loads(result.read_text()) if result.is_file() else {"code": code, "host_peak": 0, "gpu_peak": 0}
         told |= {"verb": str(arguments[0]), "seconds": round(time.monotonic() - began, 1)}
@@ -247,8 +247,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def measured(result: Path, arguments: list[str]) -> int:
-    """The command line in this process; what it took goes to ``result``."""
+def measured(result: Path, limit_gib: float, arguments: list[str]) -> int:
+    """The command line in this process; what it took goes to ``result``. Of a GPU it gets no more than the limit, what
+    torch keeps for later included."""
     import torch
     import transformers
 
@@ -258,6 +259,8 @@ def measured(result: Path, arguments: list[str]) -> int:
     transformers.Qwen3ForCausalLM  # noqa: B018  (imported when it is asked for)
     gpu = arguments[arguments.index("--device") + 1].startswith("cuda")
     if gpu:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(limit_gib * 2**30 / total, 1.0))
         torch.ones(64, 64, device="cuda").matmul(torch.ones(64, 64, device="cuda")).sum().item()
         torch.cuda.reset_peak_memory_stats()
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 256 << 10)  # freed tensors go back to the system, whatever their size
