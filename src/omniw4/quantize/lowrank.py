@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,12 @@ class LowRank:
 
     def __getitem__(self, index: int | torch.Tensor) -> LowRank:
         return LowRank(self.up[index], self.down[index])
+
+    @staticmethod
+    def stack(parts: Sequence[LowRank | None]) -> LowRank | None:
+        """Along a new leading axis; None when there are none."""
+        there = [part for part in parts if part is not None]
+        return LowRank(*(torch.stack([getattr(p, name) for p in there]) for name in ("up", "down"))) if there else None
 
 
 @dataclass(frozen=True)
