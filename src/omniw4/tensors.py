@@ -124,7 +124,7 @@ class LayerReport:
     sqnr_db: float
     damp: float
     rank_energy: float  # share of the residual's energy (squared Frobenius norm) held by the low-rank branch
-    rounds: list[float] = field(default_factory=list)  # error after each round, under the recipe's own Hessian
+    rounds: list[float] = field(default_factory=list)  # error after each, before sweeps; under the recipe's own Hessian
     best_round: int = 0
     rtn_error: float = float("nan")  # relative_error of the data-free recipe on the same linear, for comparison
     seconds: float = 0.0

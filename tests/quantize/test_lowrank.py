@@ -158,7 +158,7 @@ def test_all_blocks_settle_where_the_last_alone_does_not() -> None:
     assert found is not None
     held = float((falling @ found[1]).square().sum())
     wanted, total = float(eigenpairs(falling.T @ falling, 16)[0].sum()), float(falling.square().sum())
-    assert wanted - 1e-6 * total <= held <= wanted * (1 + 1e-9)
+    assert wanted - 5e-6 * total <= held <= wanted * (1 + 1e-9)
 
 
 def test_a_large_matrix_is_not_decomposed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,16 +59,18 @@ def round_columns_ref(
     """The contract in plain torch."""
     check_round_columns(values, coupling, known)
     codes, changes = torch.empty_like(values), torch.empty_like(values)
-    columns, rounded, differences = values.unbind(1), codes.unbind(1), changes.unbind(1)
-    before = columns if known is None else known.unbind(1)
+    columns, rounded, differences = values.split(1, 1), codes.split(1, 1), changes.split(1, 1)  # [B, 1, N] each
+    before = columns if known is None else known.split(1, 1)
+    onward = coupling.unsqueeze(-1).unbind(1)  # [B, 64, 1]: from each column to all
     across = coupling.transpose(1, 2)
     for left in range(0, SIZE, _LAZY):
         right = left + _LAZY
         for j in range(left, right):
-            torch.clamp(columns[j].round(), int4.INT4_MIN, int4.INT4_MAX, out=rounded[j])
+            torch.round(columns[j], out=rounded[j]).clamp_(int4.INT4_MIN, int4.INT4_MAX)
             torch.sub(before[j], rounded[j], out=differences[j])
-            if j + 1 < right:
-                values[:, j + 1 : right].addcmul_(coupling[:, j, j + 1 : right, None], differences[j].unsqueeze(1))
+            rest = right - j - 1
+            if rest:
+                values.narrow(1, j + 1, rest).addcmul_(onward[j].narrow(1, j + 1, rest), differences[j])
         if right < SIZE:
             values[:, right:].baddbmm_(across[:, right:, left:right], changes[:, left:right])
     return codes, changes

@@ -1,8 +1,9 @@
 """The seed's loop over a stack of linears: quantizer and low-rank branch in turn, the best iterate kept.
 
-``Q = GPTQ(W - L)``, ``L = SVD_r(W - Q)``, again, until the error no longer falls. With sweeps a round ends by fitting
-the codes to the branch once more: ``Q = descent(W - L, Q)``. L is rounded to its stored 16-bit type before Q is fitted
-to it and before the error is taken, so what is measured is what is stored.
+``Q = GPTQ(W - L)``, ``L = SVD_r(W - Q)``, again, until the error no longer falls. With sweeps the codes of the best
+round are fitted to its branch once more: ``Q = descent(W - L, Q)``; no round begins with what they find, so for the
+others they would be for nothing. L is rounded to its stored 16-bit type before Q is fitted to it and before the error
+is taken, so what is measured is what is stored.
 
 A leading axis B holds linears of equal shape that read different inputs (the same linear of B blocks). They share
 launches, never numbers: each has its own Hessian, branch, errors and best iterate.
@@ -55,7 +56,7 @@ class Iterate:
 
 @dataclass
 class Outcome:
-    """The best iterate of one linear, and the error after each round it took part in."""
+    """The best iterate of one linear, improved, and the error after each round it took part in, before that."""
 
     best: Iterate
     errors: list[float]
@@ -88,15 +89,34 @@ def alternate(
         rounded = quantize.round(torch.cat([without(stacks[i].target, lows[i]) for i in joined], dim=-2))
         parts = zip(joined, rounded.split(counts), strict=True)
         fitted = [stacks[i].fit(stacks[i].target - part.dequantize()) for i, part in parts]
-        if quantize.improve is not None:
-            pairs = zip(joined, fitted, strict=True)
-            rounded = quantize.improve(torch.cat([without(stacks[i].target, low) for i, low in pairs], dim=-2), rounded)
         for i, part, low in zip(joined, rounded.split(counts), fitted, strict=True):
             iterates = measure(stacks[i], part, low, objective, signals[i])
             better = [_record(found[i], b, it) if active[i][b] else False for b, it in enumerate(iterates)]
             lows[i] = _choose(better, low, lows[i])
             active[i] = [fell and low is not None for fell in better]  # without a branch every round is the same
-    return [[outcome for outcome in outcomes if outcome is not None] for outcomes in found]
+    outcomes = [[outcome for outcome in row if outcome is not None] for row in found]
+    if quantize.improve is not None:
+        _improve(stacks, outcomes, objective, quantize.improve, signals)
+    return outcomes
+
+
+def _improve(
+    stacks: Sequence[Stack],
+    outcomes: Sequence[Sequence[Outcome]],
+    objective: torch.Tensor | None,
+    improve: Callable[[torch.Tensor, Rounded], Rounded],
+    signals: Sequence[Sequence[float]],
+) -> None:
+    """Better codes for the best iterates of all linears, in place where they are."""
+    lows = [LowRank.stack([outcome.best.low for outcome in row]) for row in outcomes]
+    rests = [without(stack.target, low) for stack, low in zip(stacks, lows, strict=True)]
+    start = Rounded.join([Rounded.stack([outcome.best.rounded for outcome in row]) for row in outcomes])
+    better = improve(torch.cat(rests, dim=-2), start)
+    parts = better.split([stack.target.shape[-2] for stack in stacks])
+    for stack, row, part, low, signal in zip(stacks, outcomes, parts, lows, signals, strict=True):
+        for outcome, iterate in zip(row, measure(stack, part, low, objective, signal), strict=True):
+            if iterate.error < outcome.best.error:
+                outcome.best = iterate
 
 
 def complete(stack: Stack, rounded: Rounded, objective: torch.Tensor | None) -> tuple[LowRank | None, list[Iterate]]:

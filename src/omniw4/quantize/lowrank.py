@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from omniw4.products import product
 from omniw4.quantize.order import columns_of, permute
 
 OVERSAMPLING = 16  # vectors iterated besides the R wanted
@@ -15,7 +15,7 @@ QUICK_ITERATIONS, BLOCKS = 5, 8
 EXACT_SIZE = 1536  # columns of the largest Gram matrix that a CPU decomposes in full: some seconds
 # Change of the energy held from one iteration to the next, of all energy. All blocks so far: each step gains about a
 # tenth of what the step before did. The last block alone: FP32's rounding.
-SETTLED, SETTLED_ALONE = 4e-6, 2e-7
+SETTLED, SETTLED_ALONE = 3e-5, 2e-7
 SHIFTS = (1e-12, 0.0)  # of Cholesky QR, the first time and the second
 
 
@@ -28,10 +28,16 @@ class LowRank:
 
     def product(self) -> torch.Tensor:
         """``[..., N, K]`` float32, from the rounded factors."""
-        return product(self.up.float(), self.down.float().transpose(-1, -2))
+        return self.up.float() @ self.down.float().transpose(-1, -2)
 
     def __getitem__(self, index: int | torch.Tensor) -> LowRank:
         return LowRank(self.up[index], self.down[index])
+
+    @staticmethod
+    def stack(parts: Sequence[LowRank | None]) -> LowRank | None:
+        """Along a new leading axis; None when there are none."""
+        there = [part for part in parts if part is not None]
+        return LowRank(*(torch.stack([getattr(p, name) for p in there]) for name in ("up", "down"))) if there else None
 
 
 @dataclass(frozen=True)
@@ -140,25 +146,25 @@ def quick_pairs(
     scaled = (tall / unit).float()  # squares stay within FP32's range
     transposed = scaled.transpose(-1, -2)
     total = scaled.square().sum((-1, -2), dtype=torch.float64)
-    image = product(scaled, _start(n, width, scaled).expand(*scaled.shape[:-2], n, width))
+    image = scaled @ _start(n, width, scaled)
     basis: torch.Tensor | None = None  # [..., n, width · steps so far], orthonormal
     images, before = image, None
     for _ in range(steps):
-        block = product(transposed, image).double()
+        block = (transposed @ image).double()
         for shift in SHIFTS:  # the second time takes out what rounding left of the basis
             if basis is not None and all_blocks:
-                block -= product(basis, product(basis.transpose(-1, -2), block.float())).double()
+                block -= (basis @ (basis.transpose(-1, -2) @ block.float())).double()
             block = cholesky_qr(block, shift)
-        image = product(scaled, block.float())
+        image = scaled @ block.float()
         if basis is not None and all_blocks:
             basis, images = torch.cat((basis, block.float()), -1), torch.cat((images, image), -1)
         else:
             basis, images = block.float(), image
-        gram = product(images.transpose(-1, -2), images).double()
+        gram = (images.transpose(-1, -2) @ images).double()
         held = torch.linalg.eigvalsh(gram)[..., -count:].sum(-1)
         if before is not None and bool((held - before <= settled * total).all()):
             vectors = orthonormal(basis.double() @ eigenpairs(gram, count)[1])
-            image = product(scaled, vectors.float()).double()
+            image = (scaled @ vectors.float()).double()
             values, mixing = eigenpairs(image.transpose(-1, -2) @ image, count)  # orthogonal images
             return values * unit[..., 0].double().square(), vectors @ mixing, image @ mixing * unit
         before = held

@@ -175,7 +175,7 @@ def _ordered(function: Callable[[Item], Made], items: Sequence[Item], workers: i
     torch.set_num_threads(1)  # here and in threads that begin now
     pool = ThreadPoolExecutor(workers)
     try:
-        yield _in_order(pool, function, items, workers)
+        yield _in_order(pool, function, items, 2 * workers)  # what is done waits for its turn, and is small
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)

@@ -33,24 +33,21 @@ def transform_weight(weight: torch.Tensor, rotation: Rotation, smooth: torch.Ten
     return hadamard64(weight) if rotation == "hadamard64" else weight
 
 
-def transform_hessian(
-    hessian: torch.Tensor, rotation: Rotation, smooth: torch.Tensor | None = None, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
+def transform_hessian(hessian: torch.Tensor, rotation: Rotation, smooth: torch.Tensor | None = None) -> torch.Tensor:
     """``Bᵀ·D⁻¹·H·D⁻¹·B``, symmetric to the last bit.
 
     Args:
         hessian: ``[..., K, K]`` float, symmetric.
-        dtype: that it is computed in, float64 or float32.
 
     Returns:
-        ``[..., K, K]`` of ``dtype``.
+        ``[..., K, K]`` float64.
     """
-    hessian = hessian.to(dtype)
+    hessian = hessian.double()
     if smooth is not None:
-        inverse = smooth.to(dtype).reciprocal()
+        inverse = smooth.double().reciprocal()
         hessian = hessian * inverse * inverse[:, None]
     if rotation == "hadamard64":
-        h64 = hadamard64(torch.eye(WIDTH, dtype=dtype, device=hessian.device))  # exact: ±1/8
+        h64 = hadamard64(torch.eye(WIDTH, dtype=hessian.dtype, device=hessian.device))  # exact: ±1/8
         rows = h64 @ hessian.unflatten(-2, (-1, WIDTH))  # [..., K/64, 64, K]: Bᵀ·H
         hessian = (rows.flatten(-3, -2).unflatten(-1, (-1, WIDTH)) @ h64).flatten(-2)
     return (hessian + hessian.transpose(-1, -2)) / 2

@@ -176,6 +176,20 @@ class Rounded:
         """One of a leading axis."""
         return Rounded(self.codes[index], self.scales[index], None if self.rows is None else self.rows[index])
 
+    @staticmethod
+    def stack(parts: Sequence[Rounded]) -> Rounded:
+        """Along a new leading axis."""
+        rows = [part.rows for part in parts if part.rows is not None]
+        codes, scales = torch.stack([part.codes for part in parts]), torch.stack([part.scales for part in parts])
+        return Rounded(codes, scales, torch.stack(rows) if rows else None)
+
+    @staticmethod
+    def join(parts: Sequence[Rounded]) -> Rounded:
+        """Along N; the inverse of :meth:`split`."""
+        rows = [part.rows for part in parts if part.rows is not None]
+        codes, scales = torch.cat([part.codes for part in parts], -2), torch.cat([part.scales for part in parts], -2)
+        return Rounded(codes, scales, torch.cat(rows, -1) if rows else None)
+
     def split(self, counts: Sequence[int]) -> list[Rounded]:
         """Along N."""
         rows = [None] * len(counts) if self.rows is None else self.rows.split(list(counts), -1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -54,9 +53,9 @@ def input_spaces(
         normalized = recipe.gptq.hessian == "normalized"
         moments = known.hessian_normalized if normalized else known.hessian
         objectives.append(transform_hessian(moments, first.spec.rotation, smooth))
-        transform = partial(transform_hessian, known.hessian, first.spec.rotation, dtype=torch.float32)
-        plain = transform(smooth) if normalized else None
-        unsmoothed = plain if smooth is None and plain is not None else transform(None)
+        plain = transform_hessian(known.hessian, first.spec.rotation, smooth).float() if normalized else None
+        alike = plain is not None and smooth is None
+        unsmoothed = plain if alike else transform_hessian(known.hessian, first.spec.rotation).float()
         spaces.append(InputSpace(smooth, strength, plain, unsmoothed))
     return spaces, stacked(objectives)
 
