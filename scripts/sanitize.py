@@ -191,6 +191,14 @@ def hopper(dtype: object, device: object) -> None:
                             bits, epilogue, dtype, tile, packed.get("row_scales"), weights_ready=bits == 4,  # type: ignore[arg-type]
                         )  # fmt: skip
                         assert y.cpu().isfinite().all()
+    for m, k, rank in ((300, 320, 48), (800, 2112, 16), (2400, 1088, 16)):  # blocks of whole rows: three kinds
+        down = wgmma_s8.pack_proj_down(make_input(k, rank, dtype)).to(device)  # type: ignore[arg-type]
+        x, norm = make_input(m, k, dtype).to(device), torch.ones(k, dtype=dtype).to(device)  # type: ignore[arg-type, call-overload]
+        for of in (norm, None):
+            acts = ops.quantize_lora_down(
+                x, down, None, None, of, "hadamard64", 4, 0.95, "wgmma_s8", "integer", 1e-6, weights_ready=of is None
+            )
+            assert acts[1].cpu().isfinite().all()
 
 
 def control() -> None:
