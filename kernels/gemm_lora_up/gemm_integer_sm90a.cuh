@@ -2,7 +2,7 @@
 // and the tokens as operand B, in shared memory. Activations are bytes, whichever way they were quantized: s * q of 4
 // bits, or codes of 8.
 //
-// Three or four threads copy (integer_producer_sm90a.cuh), up to four warpgroups multiply (integer_consumer_sm90a.cuh) and
+// Two to four threads copy (integer_producer_sm90a.cuh), up to four warpgroups multiply (integer_consumer_sm90a.cuh) and
 // store (integer_output_sm90a.cuh); blocks stay and take tile after tile, so that copies for the next run while this one
 // is stored. Or the blocks of a cluster share out the K of one tile, where there are too few of them to go round.
 //
@@ -53,15 +53,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         ptx::setmaxnreg_decrease<Tile::kProducerRegisters>();
         const int warp = threadIdx.x / kWarp - Tile::kWarpgroups * 4, lane = threadIdx.x % kWarp;
         Producer<Tile> producer{p, {p}, ring};
-        if (warp < Tile::kTokenWarps) {
-            if (ptx::elect_one()) producer.run_tokens(warp);
-        } else if (warp < Tile::kCopyWarps) {
-            const int first_block = warp - Tile::kTokenWarps;
+        if (warp == 0) {
+            if (ptx::elect_one()) producer.run_tokens();
+        } else if (warp < Tile::kProducers) {
             // Where no warp is left for it, and the copies have to wait anyway
-            if (Tile::kCopyWarps == 4 && !p.weights_ready) producer.prefetch(first_block, Tile::kWeightWarps, lane);
+            if (Tile::kProducers == 4 && !p.weights_ready) producer.prefetch(warp - 1, Tile::kWeightWarps, lane);
             __syncwarp();
-            if (ptx::elect_one()) producer.run_weights(first_block);
-        } else if (warp == Tile::kCopyWarps) {
+            if (ptx::elect_one()) producer.run_weights(warp - 1);
+        } else if (warp == Tile::kProducers) {
             producer.prefetch(0, 1, lane);
         }
         if constexpr (Tile::kClusters) {

@@ -112,12 +112,9 @@ struct Ring {
         step(Plan::kSplits);
         return i;
     }
-    __device__ __forceinline__ int wait_empty() const {
-        ptx::mbarrier_wait(empty(next), phase ^ 1);
-        return next;
-    }
     __device__ __forceinline__ int next_empty() {
-        const int i = wait_empty();
+        const int i = next;
+        ptx::mbarrier_wait(empty(i), phase ^ 1);
         step(1);
         return i;
     }

@@ -94,10 +94,7 @@ struct Producer {
         }
     }
 
-    // Of the first tile's K, threads copy a stage each in turn; the first of them all the rest. One alone would know of a
-    // stage only by its parity what became of it, were it to leave out more.
-    __device__ __forceinline__ void run_tokens(uint32_t turn) {
-        uint32_t turns = Tile::kTokenWarps;
+    __device__ __forceinline__ void run_tokens() {
         const uint32_t padded_rows = static_cast<uint32_t>(problem.padded_rows());
         const uint32_t token_tiles = problem.token_tiles();
         const uint32_t stages = problem.stages(), steps = problem.rounds() * Tile::kSplits;
@@ -108,30 +105,23 @@ struct Producer {
         // What can be done before the wait is: the first stages' bytes are announced, and their place is worked out.
         uint32_t ahead = min(stages, static_cast<uint32_t>(Plan::kStages));
 #pragma unroll 1
-        for (uint32_t i = turn; i < ahead; i += Tile::kTokenWarps) {
-            ptx::mbarrier_arrive_expect(ring.full(i), rows * kStageColumns);
-        }
+        for (uint32_t i = 0; i < ahead; ++i) ptx::mbarrier_arrive_expect(ring.full(i), rows * kStageColumns);
         ptx::bulk_prefetch_l2(qact, rows * kStageColumns);
         ptx::pdl_wait();
         while (true) {
             uint32_t bytes = rows * kStageColumns;
 #pragma unroll 1
             for (uint32_t step = 0; step < steps; ++step) {
-                const bool mine = Tile::kTokenWarps == 1 || step % turns == turn;
+                const int at = ring.next_empty();
                 if (Tile::kSplits > 1 && step == stages) bytes = 0;
-                if (mine) {
-                    const int at = ring.wait_empty();
-                    if (step >= ahead) ptx::mbarrier_arrive_expect(ring.full(at), bytes);
-                    if (Tile::kSplits == 1 || bytes > 0) {
-                        ptx::bulk_copy(ring.stage(at) + Plan::kTokens, qact, bytes, ring.full(at));
-                    }
+                if (step >= ahead) ptx::mbarrier_arrive_expect(ring.full(at), bytes);
+                if (Tile::kSplits == 1 || bytes > 0) {
+                    ptx::bulk_copy(ring.stage(at) + Plan::kTokens, qact, bytes, ring.full(at));
                 }
-                ring.step(1);
                 qact += uint64_t{padded_rows} * kStageColumns;
             }
             ahead = 0;
-            if (turn > 0 || !problem.finishes()) break;
-            turns = 1;
+            if (!problem.finishes()) break;
             const uint32_t own_token = token + problem.part() * Tile::kOwnTokens;
             if constexpr (Tile::kClusters) {  // there may be none
                 rows = own_token < padded_rows ? min(padded_rows - own_token, uint32_t{Tile::kOwnTokens}) : 0;

@@ -23,12 +23,9 @@ struct Tile {
     static constexpr int kOwnTokens = tokens / kFinishers;
     static constexpr int kFeatures = row_groups * row_blocks * 64;
     static constexpr int kThreads = (kWarpgroups + 1) * 128;  // and the producers
-    // Warps that copy: up to three the weights, a row block or two each, and one the tokens, or two in turn, where a stage
-    // is over before one has copied the next.
+    // Warps that copy: one the tokens, up to three the weights, a row block or two each.
     static constexpr int kWeightWarps = row_groups * row_blocks < 3 ? row_groups * row_blocks : 3;
-    static constexpr int kTokenWarps = kWeightWarps == 1 ? 2 : 1;
-    static constexpr int kCopyWarps = kTokenWarps + kWeightWarps;
-    static constexpr int kProducers = 1 + kWeightWarps;  // of a stage
+    static constexpr int kProducers = 1 + kWeightWarps;
 
     // Registers a thread once the producers have given up what they do not need. A block has what it was launched with,
     // the launch bounds' share rounded down to a multiple of 8, and no more: a warpgroup that asks for more waits for
