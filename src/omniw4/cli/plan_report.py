@@ -32,7 +32,7 @@ def document(
         resident: bytes of it that are in memory while it is quantized; 0 where its tensors are read when needed.
         device: what the maths will run on; the time is estimated by trying it.
     """
-    from omniw4.quantize.pipeline import batch_limit
+    from omniw4.quantize.pipeline import batch_limit, side_by_side
 
     model = weights_total * plan.source_bytes_per_weight
     finished = model - plan.bytes_before() + plan.bytes_after()
@@ -43,7 +43,8 @@ def document(
         "model_bytes_before": model,
         "model_bytes_after": finished,
         "resident_bytes": resident,
-        "peak_memory_bytes": resident + plan.peak_bytes(group_of, batch_limit(device)),
+        "peak_memory_bytes": resident
+        + side_by_side(plan, group_of, device) * plan.peak_bytes(group_of, batch_limit(device)),
         "disk_bytes": finished + plan.bytes_after(),
         "estimated_seconds": round(_seconds(plan.input_groups(group_of), recipe, device)),
         "recipe": recipe.model_dump(mode="json"),
