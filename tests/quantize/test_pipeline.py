@@ -208,3 +208,27 @@ def test_batches_are_made_whole_so_that_a_resumed_run_gives_the_same_bytes(
     for path, quantized in whole.saved.items():
         for tensor_name, tensor in quantized.tensors().items():
             assert torch.equal(tensor, saved[path].tensors()[tensor_name]), f"{path}.{tensor_name}"
+
+
+def test_side_by_side_gives_the_same_bytes_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inputs at once, each on one core; what was set is as before, whatever ends the run."""
+    monkeypatch.setattr("omniw4.quantize.pipeline.side_by_side", lambda *_: 1)
+    alone = Run("default")
+    alone()
+    monkeypatch.setattr("omniw4.quantize.pipeline.side_by_side", lambda *_: 2)
+    beside, threads = Run("default"), torch.get_num_threads()
+    beside()
+    assert list(beside.saved) == list(alone.saved)
+    for path, wanted in alone.saved.items():
+        for name, tensor in wanted.tensors().items():
+            assert torch.equal(beside.saved[path].tensors()[name], tensor), f"{path}.{name}"
+    stopped = Run("default")
+    stopped.stop_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert list(stopped.saved) == list(alone.saved)[:1]
+    broken = Run("default")
+    monkeypatch.setattr(broken, "stats_for", lambda path: None)
+    with pytest.raises(StatsError, match=r"b\.0\.q"):
+        broken()
+    assert torch.get_num_threads() == threads

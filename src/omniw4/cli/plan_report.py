@@ -32,11 +32,12 @@ def document(
         resident: bytes of it that are in memory while it is quantized; 0 where its tensors are read when needed.
         device: what the maths will run on; the time is estimated by trying it.
     """
-    from omniw4.quantize.pipeline import batch_limit
+    from omniw4.quantize.pipeline import batch_limit, side_by_side
 
     model = weights_total * plan.source_bytes_per_weight
     finished = model - plan.bytes_before() + plan.bytes_after()
-    working, on_gpu = plan.peak_bytes(group_of, batch_limit(device)), device.startswith("cuda")
+    working = side_by_side(plan, group_of, device) * plan.peak_bytes(group_of, batch_limit(device))
+    on_gpu = device.startswith("cuda")
     return {
         **plan.to_dict(group_of),
         "quantized": len(plan.quantized),

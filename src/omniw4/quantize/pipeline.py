@@ -77,8 +77,8 @@ def quantize_model(
 ) -> list[LayerReport]:
     """Quantize every linear of the plan that is not done.
 
-    Memory: one group of linears that share an input, and its statistics; on a GPU a batch of equal groups
-    (:meth:`Plan.peak_bytes`).
+    Memory: one group of linears that share an input, and its statistics; several where they are small and there are
+    cores (:func:`side_by_side`); on a GPU a batch of equal groups (:meth:`Plan.peak_bytes`).
 
     Args:
         weights: path to a callable that loads ``(weight [N, K], bias [N] or None)`` when its turn comes.

@@ -178,7 +178,7 @@ class _Bytes:
 # Counted in the code, and held to measurements by tests/reliability/test_memory.py.
 _FACTOR = _Bytes(weight=4, hessian=66)  # Hessians as read, and transformed; FP64: damped, reversed, factor, inverse
 _COLUMNS = _Bytes(weight=27, hessian=24)  # target, stack, GPTQ's copy, codes, errors, candidates of the grid search
-_BRANCH = _Bytes(weight=10, one=22, hessian=24, gram=26)  # residual in FP64, its Gram matrix and LAPACK's workspace
+_BRANCH = _Bytes(weight=10, one=14, hessian=24, gram=26)  # residual in FP64, its Gram matrix and LAPACK's workspace
 _NEAREST = _Bytes(weight=24)
 _NEAREST_BRANCH = _Bytes(weight=4, one=16, gram=26)
 _READ_STATS = 13  # an entry of [K, K]: two Hessians, whole and as the triangles on disk, and a mask
