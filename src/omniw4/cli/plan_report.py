@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from omniw4.quantize.plan import Plan, PlanEntry
     from omniw4.tensors import LinearSpec
 
-_OVERHEAD = 2.0  # measured time over that of the operations counted here (SmolLM2-135M, two cores)
+# Measured time over that of the operations counted here: SmolLM2-135M on two cores, blocks of a Qwen3 8B on an H200.
+_OVERHEAD = {"cpu": 8.0, "cuda": 32.0}
 
 
 def document(
@@ -97,22 +98,25 @@ def _seconds(groups: Sequence[Sequence[PlanEntry]], recipe: Recipe, device: str)
             rank = e.spec.rank if e.spec is not None else 0
             rounds = recipe.lowrank.rounds if rank else 1
             sweeps = recipe.gptq.sweeps + (recipe.gptq.sweeps > 0)  # one product more for the gradient
-            gptq = 2 * (1 + sweeps) * e.weights * k if recipe.gptq.enabled else 0
+            gptq = 2 * e.weights * k if recipe.gptq.enabled else 0
             search = 64 * e.weights if recipe.weights.scale == "search" else 0
-            operations += rounds * (gptq + search + 40 * e.weights * rank)
+            operations += rounds * (gptq + search + 40 * e.weights * rank) + sweeps * gptq  # those for the best round
             if recipe.smooth.strength == "search":  # a branch, nearest codes and their error for each strength
                 operations += len(STRENGTHS) * (4 * e.weights * k + search + 40 * e.weights * rank)
-    return _OVERHEAD * operations / _rate(device)
+    return _OVERHEAD["cuda" if device.startswith("cuda") else "cpu"] * operations / _rate(device)
 
 
 def _rate(device: str) -> float:
-    """FP32 operations a second of a matrix product on the device."""
+    """FP32 operations a second of a matrix product on the device, of one that keeps it busy."""
     import torch
 
-    x = torch.ones(512, 512, device=device)
-    (x @ x)[0, 0].item()
+    from omniw4.products import product
+
+    size = 4096 if device.startswith("cuda") else 512
+    x = torch.ones(size, size, device=device)
+    product(x, x)[0, 0].item()
     begin = time.perf_counter()
     for _ in range(4):
-        y = x @ x
+        y = product(x, x)
     y[0, 0].item()
-    return 4 * 2 * 512**3 / max(time.perf_counter() - begin, 1e-9)
+    return 4 * 2 * size**3 / max(time.perf_counter() - begin, 1e-9)
