@@ -122,8 +122,12 @@ def edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callabl
 
 
 def truncate(folder: Path) -> None:
+    cut(folder, 1000)
+
+
+def cut(folder: Path, end: int) -> None:
     path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
+    path.write_bytes(path.read_bytes()[:end])
 
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -136,13 +140,21 @@ UP = "model.layers.1.mlp.up_proj.weight"
         (lambda f: (f / "config.json").write_text("{"), r"config\.json of model 'source' is not readable JSON"),
         (lambda f: (f / "config.json").write_text("[]"), "holds a list"),
         (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
-        (truncate, r"'model\.safetensors' is damaged \(1000 bytes found\)"),
+        (truncate, r"'model\.safetensors' is damaged \(1000 bytes found, at least \d{4,} expected\)"),
+        (lambda f: cut(f, -1), r"'model\.safetensors' is damaged \(\d+ bytes found, \d+ expected\)"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x"), r"\(1 bytes found, at least 8 expected\)"),
+        (lambda f: (f / "model.safetensors").write_text("version https://git-lfs"), r"\(23 bytes found\)"),
         (edit_config(model_type="no_such_model", architectures=["NoSuch"]), "unknown architecture of model 'source'"),
         (edit_config(quantization_config={"quant_method": "gptq"}), "already quantized by gptq"),
         (
             lambda f: (f / "config.json").write_text('{"a":' * 100_000),
             r"config\.json of model 'source' is not readable",
         ),
+        (
+            edit_config(num_hidden_layers=10**7, layer_types=None),
+            "has 10000000 num_hidden_layers, more than the allowed",
+        ),
+        (edit_config(text_config={"num_hidden_layers": 10**400}), "has 10{19} num_hidden_layers, more than"),
         (edit_config(quantization_config=3), "has quantization_config '3', wanted a dict of names"),
         (edit_config(architectures=3), "has architectures '3', wanted a list of names"),
         (edit_config(architectures=[3]), r"has architectures '\[3\]', wanted a list of names"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,13 @@ def test_no_prompts(tmp_path: Path) -> None:
         read_prompts(write(tmp_path, "", " "))
     with pytest.raises(DatasetError, match="cannot be read"):
         read_prompts(tmp_path / "missing.jsonl")
+
+
+def test_prompts_that_never_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in ("/dev/zero", tmp_path / "pipe.jsonl"):
+        with pytest.raises(DatasetError, match="no regular file"):
+            read_prompts(path)
 
 
 def test_prompts_as_other_programs_write_them(tmp_path: Path) -> None:

@@ -190,6 +190,9 @@ def test_what_cannot_be_merged(
     wanted = ("--dataset", text, *SMALL)
     run(*base, *wanted, "--recipe", "r=rtn").failed(2, "another recipe 'r'", "LABEL=")
     run(*base, *wanted, "--merge", tmp_path / "none").failed(2, "no readable sweep.json")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "sweep.json").write_text('{"recipes":' + "[" * 200_000)
+    run(*base, *wanted, "--merge", tmp_path / "deep").failed(2, "no readable sweep.json")
     run(*base, *wanted, "--baseline", "x").failed(2, "'x' is no recipe", "it has r")
     assert not (tmp_path / "out").exists()
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from omniw4 import model as models
+from omniw4.cli import app
 from omniw4.errors import ModelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,7 +181,16 @@ def test_no_verb_with_local_inputs_looks_for_the_network(model: Path, text: Path
         f"inspect {out}",
         f"repack {out} --layout wgmma_s8 --quiet",
         f"verify {out} --model {model} --dataset {text} --windows 1 --seq-len 64 --quiet",
+        f"sensitivity {out} --model {model} --dataset {text} --windows 1 --seq-len 64 --quiet",
+        f"sweep {model} --recipe rtn --dataset {text} --windows 1 --seq-len 64 --out {tmp_path / 'sweep'} --quiet",
+        f"export {out} --dequantize --out {tmp_path / 'plain'} --quiet",
+        f"report {out} --quiet",
+        f"roofline {model}",
+        f"profile --tiny --tokens 8 --steps 1 --repetitions 1 --out {tmp_path / 'profile'} --quiet",
+        "bench --what ops --shapes 1x64x64 --repetitions 1 --warmup 0 --quiet",
+        "doctor",
     ]
+    assert {verb.split()[0] for verb in verbs} == {command.name for command in app.app.registered_commands}
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     environment = {**clean, "HF_HOME": str(tmp_path / "hub"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -191,7 +201,8 @@ def test_no_verb_with_local_inputs_looks_for_the_network(model: Path, text: Path
     names = {verb.split()[0] for verb in verbs}
     codes = [line for line in lines if line[:1].isdigit() and line.split()[-1] in names]
     assert len(codes) == len(verbs), done.stdout[-2000:] + done.stderr[-2000:]
-    assert all(line.startswith(("0 ", "1 verify")) for line in codes), done.stdout[-2000:] + done.stderr[-2000:]
+    well = ("0 ", "1 verify", "1 doctor")
+    assert all(line.startswith(well) for line in codes), done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def test_the_lock_is_whole() -> None:

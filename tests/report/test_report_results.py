@@ -177,6 +177,12 @@ def test_results_that_are_none(tmp_path: Path, content: str, word: str) -> None:
         results.read(str(tmp_path / "missing.json"))
 
 
+def test_results_that_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "MAX_BYTES", 1 << 20)
+    with pytest.raises(UsageError, match="more than 1 MiB"):
+        results.read("/dev/zero")
+
+
 @pytest.mark.parametrize(
     ("kind", "broken"),
     [

@@ -161,6 +161,14 @@ def test_a_config_that_transformers_stumbles_over_is_named(damaged: Path, settin
         omniw4.load(damaged)
 
 
+def test_millions_of_blocks_are_refused_at_once(damaged: Path) -> None:
+    config = json.loads((damaged / "config.json").read_text())
+    config.pop("layer_types", None)
+    (damaged / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**7}))
+    with pytest.raises(ModelError, match="checkpoint 'checkpoint' has 10000000 num_hidden_layers, more than"):
+        omniw4.load(damaged)
+
+
 def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     """Change the tensors of a checkpoint and its own list of them, as a careless tool would."""
     tensors = load_file(folder / "model.safetensors")

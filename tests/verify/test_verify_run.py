@@ -319,6 +319,23 @@ def test_untouched_tensors_are_held_once(folders):
     assert len(shared) == len(list(quantized.parameters()))
 
 
+def test_untouched_tensors_are_compared_bit_for_bit():
+    """NaN is the same as the same NaN, which `finite_outputs` is there for; 0 is not -0."""
+    from omniw4.verify.run import _same_bits
+
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int64):
+        x = torch.arange(6).to(dtype)
+        assert _same_bits(x, x.clone())
+        assert not _same_bits(x, x.flip(0))
+        assert _same_bits(x[2], x[2].clone())
+        assert _same_bits(x[:0], x[:0].clone())
+        assert _same_bits(x.view(2, 3).T, x.view(2, 3).T.contiguous())
+    nan, zero = torch.tensor([float("nan"), 1.0]), torch.zeros(2)
+    assert _same_bits(nan, nan.clone())
+    assert not _same_bits(zero, -zero)
+    assert not _same_bits(zero, zero.half())
+
+
 def test_what_no_file_holds_is_not_judged(folders):
     """The frequencies of RoPE, made on a GPU, differ in their last bits from those made on a CPU."""
     from omniw4 import model as sources

@@ -53,6 +53,8 @@ def read_prompts(path: str | Path) -> PromptSet:
         DatasetError: no such file, no prompt in it, or a line that is not as the module's docstring says.
     """
     path = Path(path).expanduser()
+    if path.exists() and not path.is_file():  # a device never ends, and a pipe can be read only once
+        raise DatasetError(f"prompts {str(path)!r} are no regular file", hint=FORMAT)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: JSON strings hold U+2028 as it is
     except (OSError, UnicodeDecodeError) as e:

@@ -23,7 +23,7 @@ from torch import nn
 from omniw4.calibrate.dataset import ADVISED_TOKENS, MIN_TOKENS, TokenSet
 from omniw4.calibrate.walk import Batch
 from omniw4.errors import DatasetError
-from omniw4.storage import sha256_file
+from omniw4.storage import sha256_file, told_sizes
 
 _FILE = "docs/calibration.md describes the file, and how to capture it"
 _SHAPES = {"hidden_states": (3,), "mask": (2,), "attention_mask": (3, 4), "position_ids": (2,)}
@@ -98,7 +98,7 @@ def read_hidden(path: str | Path, *, strict: bool = False) -> HiddenSource:
             tensors = {name: file.get_tensor(name) for name in file.keys() if name in _SHAPES}  # noqa: SIM118
     except (SafetensorError, OSError) as e:
         raise DatasetError(
-            f"source {path.name!r} is damaged ({path.stat().st_size} bytes found): {e}",
+            f"source {path.name!r} is damaged ({told_sizes(path)}): {e}",
             hint="copy it, or capture it, again",
         ) from e
     hidden, mask, attention = _checked(tensors, metadata, path.name)

@@ -22,7 +22,7 @@ import torch
 from omniw4.calibrate.accumulate import mirror_
 from omniw4.calibrate.walk import Group
 from omniw4.errors import StatsError
-from omniw4.storage import TensorFileWriter, atomic_write_json, sha256_tensors
+from omniw4.storage import TensorFileWriter, atomic_write_json, sha256_tensors, told_sizes
 from omniw4.tensors import LinearStats
 
 FORMAT_VERSION = 1
@@ -206,8 +206,7 @@ class Stats:
             with safe_open(path, framework="pt") as file:
                 metadata, names = file.metadata() or {}, set(file.keys())
         except (SafetensorError, OSError) as e:
-            size = path.stat().st_size
-            raise StatsError(f"{_TENSORS} in {str(self.folder)!r} is damaged ({size} bytes found): {e}") from e
+            raise StatsError(f"{_TENSORS} in {str(self.folder)!r} is damaged ({told_sizes(path)}): {e}") from e
         if metadata.get("fingerprint") != _digest(self.fingerprint):
             raise StatsError(f"{_JSON} and {_TENSORS} in {str(self.folder)!r} come from different calibrations")
         missing = {f"{group}.{key}" for group in self.groups for key in (*_MATRICES, *_VECTORS)} - names

@@ -17,6 +17,7 @@ from omniw4 import config as configs
 from omniw4.cli import quantize
 from omniw4.cli.output import Output, figure
 from omniw4.errors import OmniW4Error, UsageError
+from omniw4.storage.files import read_note
 
 RESULTS = "sweep.json"
 _SHOWN_CHANGES = 3
@@ -162,10 +163,10 @@ def digest(candidate: Candidate, calibration: Any) -> str:
 def finished(folder: Path) -> list[Run]:
     """The runs of a folder's results, in the order of its table; none where it holds none that can be read."""
     try:
-        rows = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["recipes"]
+        rows = read_note(folder / RESULTS)["recipes"]
         # where there was one calibration alone, a row was a run
         runs = [_as_of_now(run) for row in rows for run in row.get("runs", [row])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return []
     return union([], runs)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omniw4.errors import ModelError, OmniW4Error
+from omniw4.storage import told_sizes
 
+MAX_BLOCKS = 4096  # the deepest models have a few hundred
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _FLOATS = ("F16", "BF16", "F32", "F64")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
@@ -164,6 +166,17 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
+def refuse_endless(config: Mapping[str, Any], what: str) -> None:
+    """Raise ModelError for a config with more blocks than any model has: transformers would build them for hours."""
+    for settings in (config, *(value for value in config.values() if isinstance(value, dict))):
+        found = settings.get("num_hidden_layers")
+        if isinstance(found, int) and found > MAX_BLOCKS:
+            raise ModelError(
+                f"config.json of {what} has {str(found)[:20]} num_hidden_layers, more than the allowed {MAX_BLOCKS}",
+                hint="copy or download it again",
+            )
+
+
 def _shards(index: Path) -> list[Path]:
     hint = "copy the model again, its index and all weights"
     try:
@@ -206,7 +219,7 @@ def _check_safetensors(files: list[Path]) -> None:
                 names = list(opened.keys())
                 _refuse_quantized(file.name, {name: opened.get_slice(name) for name in names})
         except (SafetensorError, OSError) as e:
-            found = f"weights file {file.name!r} is damaged ({file.stat().st_size} bytes found)"
+            found = f"weights file {file.name!r} is damaged ({told_sizes(file)})"
             raise ModelError(f"{found}: {e}", hint="copy it again") from e
         for name in names:
             if name in seen:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from omniw4.errors import ModelError, UsageError
-from omniw4.model.files import SourceFiles, as_model_error, changed, find_source, hash_source
+from omniw4.model.files import SourceFiles, as_model_error, changed, find_source, hash_source, refuse_endless
 from omniw4.model.omnivoice import install_hint
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ def _read_config(files: SourceFiles) -> dict[str, Any]:
             f"config.json of model {files.name!r} holds a {type(raw).__name__}, wanted a mapping",
             hint="copy or download it again",
         )
+    refuse_endless(raw, f"model {files.name!r}")
     if raw.get("transformers_weights"):
         raise ModelError(
             f"config.json of model {files.name!r} has transformers_weights, a name of its own for the weights",

@@ -18,6 +18,7 @@ _KEYS = {
     "roofline": {"gpu", "rows", "total"},
 }
 KINDS = tuple(_KEYS)
+MAX_BYTES = 100 << 20
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ def read(text: str) -> Result:
     elif equals and not label.strip():
         raise UsageError(f"results {text!r} have an empty name", hint="give NAME=FILE, or FILE for this checkpoint's")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            raw = file.read(MAX_BYTES + 1)  # a device never ends
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES >> 20} MiB")
+        document = json.loads(raw.decode("utf-8"))
     except OSError as e:
         hint = "save what `omniw4 verify DIR --model MODEL --json` prints"
         raise UsageError(f"cannot read results {str(path)!r}: {e.strerror or e}", hint=hint) from e

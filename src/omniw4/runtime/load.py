@@ -11,7 +11,7 @@ from torch import nn
 from omniw4.checkpoint import Checkpoint
 from omniw4.errors import ModelError, UsageError
 from omniw4.model import DTYPES
-from omniw4.model.files import as_model_error
+from omniw4.model.files import as_model_error, refuse_endless
 from omniw4.model.omnivoice import install_hint
 
 
@@ -51,6 +51,7 @@ def load(
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {str(device)!r}: this machine has no CUDA device", hint='load with device="cpu"')
     checkpoint = Checkpoint.open(folder)
+    refuse_endless(checkpoint.config, f"checkpoint {checkpoint.folder.name!r}")
     if verify_hashes:
         checkpoint.check_hashes()
     import omniw4.runtime.hf  # noqa: F401  (registers the quantizer where the hook was not in time)

@@ -20,7 +20,7 @@ from omniw4.storage.files import (
 )
 from omniw4.storage.output_folder import OutputFolder
 from omniw4.storage.own_files import OwnFiles
-from omniw4.storage.tensor_file import ITEMSIZE, TensorFileWriter, dtype_name, sha256_tensors, tensor_bytes
+from omniw4.storage.tensor_file import ITEMSIZE, TensorFileWriter, dtype_name, sha256_tensors, tensor_bytes, told_sizes
 
 __all__ = [
     "ITEMSIZE",
@@ -39,4 +39,5 @@ __all__ = [
     "sha256_file",
     "sha256_tensors",
     "tensor_bytes",
+    "told_sizes",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ DTYPES: dict[str, tuple[str, int]] = {
     "complex64": ("C64", 8),
 }
 ITEMSIZE: dict[str, int] = dict(DTYPES.values())
+_MAX_HEADER = 100_000_000  # the limit of the safetensors library
 
 
 def dtype_name(dtype: Any) -> str:
@@ -49,6 +51,24 @@ def dtype_name(dtype: Any) -> str:
     if name not in DTYPES:
         raise StorageError(f"dtype {name} cannot be stored in a safetensors file; one of {', '.join(DTYPES)} can")
     return DTYPES[name][0]
+
+
+def told_sizes(path: str | Path) -> str:
+    """``1000 bytes found, 7576 expected``: of a file that does not open, as far as its header can be read."""
+    found = "size unknown"
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            found = f"{size} bytes found"
+            prefix = file.read(8)
+            end = 8 + int.from_bytes(prefix, "little") if len(prefix) == 8 else 8
+            if end > size:
+                return f"{found}, at least {end} expected" if end <= _MAX_HEADER else found
+            header = json.loads(file.read(end - 8))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return f"{found}, {end + int(max(ends, default=0))} expected"
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        return found
 
 
 class TensorFileWriter:

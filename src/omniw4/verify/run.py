@@ -259,11 +259,18 @@ def _share_untouched(reference: nn.Module, quantized: nn.Module, paths: set[str]
         if name.rpartition(".")[0] in paths:
             continue
         tensor = kept.get(name)
-        if tensor is None or original.shape != tensor.shape or not torch.equal(original, tensor):
+        if tensor is None or not _same_bits(original, tensor):
             differing.append(name)
         else:
             tensor.data = original.data
     return holds("untouched_tensors", not differing, f"not as in the original: {_some(differing)}" if differing else "")
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Also where both hold the same NaN, which equals nothing; 0 and -0 differ."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
