@@ -47,14 +47,15 @@ quality: $(STAMP) ## linter, formatter, type checker: reports, changes nothing
 	$(BIN)/mypy
 	@find kernels -regex '.*\.\(cu\|cuh\|h\|cpp\)' 2>/dev/null | xargs -r $(BIN)/clang-format --dry-run -Werror
 
-test: $(STAMP) ## the tests; those marked gpu are skipped where there is no GPU
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+COVERAGE_FLAGS = --cov=omniw4 --cov-report=term:skip-covered --cov-fail-under=90
+test: $(STAMP) ## the tests; those marked gpu are skipped where there is no GPU (COVERAGE=1: fails below 90 % of the lines)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(if $(COVERAGE),$(COVERAGE_FLAGS))
 
 test-gpu: $(STAMP) ## the tests marked gpu, one process; fails where there is no GPU
 	OMNIW4_REQUIRE_GPU=1 $(BIN)/python -m pytest -q -m gpu
 
-coverage: $(STAMP) ## the tests without a GPU, and the share of lines they run; fails below 90 %
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --cov=omniw4 --cov-report=term:skip-covered --cov-fail-under=90
+coverage: ## the tests, and the share of lines they run; fails below 90 %
+	$(MAKE) test COVERAGE=1
 
 soak: $(STAMP) ## hours: 200 kills of each verb, 10,000 steps of linears and engines, every property fifty times as often
 	$(BIN)/python scripts/soak.py kills --trials 200

@@ -263,6 +263,19 @@ def test_repack_auto_without_a_gpu_says_what_it_chose(run: Run, checkpoint: Path
     assert "is there already" in again.stdout
 
 
+def test_repack_makes_a_cache_anew_in_which_a_bit_has_flipped(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    assert run("repack", copy, "--layout", "mma_s8").code == 0
+    (file,) = (copy / ".omniw4-cache").glob("*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    ran = run("repack", copy, "--layout", "mma_s8")
+    assert ran.code == 0
+    assert "made anew" in ran.stderr
+    assert file.read_bytes() == whole
+    assert "is there already" in run("repack", copy, "--layout", "mma_s8").stdout
+
+
 def test_calibrate_from_captured_hidden_states(run: Run, qwen3: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

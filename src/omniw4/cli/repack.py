@@ -41,6 +41,12 @@ def command(
         report = cache.write(directory, checkpoint, name, overwrite=overwrite, on_progress=bar.step)
     if report.reused:
         checkpoint.check_hashes()  # a cache that was there says nothing about the weights beside it
+        if damaged := cache.damaged(directory, checkpoint, name):  # and its bytes have no hash
+            output.note(
+                f"the cache held {len(damaged)} linears, such as {damaged[0]}, otherwise than they are: made anew"
+            )
+            with output.progress("repacking") as bar:
+                report = cache.write(directory, checkpoint, name, overwrite=True, on_progress=bar.step)
     if layout == "auto":
         output.note(repack.explain_auto(capability, specs))
     for entry in removed:

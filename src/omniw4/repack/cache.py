@@ -270,6 +270,21 @@ def ensure(folder: str | Path, checkpoint: Source, layout: str) -> Cache:
     return Cache.open(folder, checkpoint, layout)
 
 
+def damaged(folder: str | Path, checkpoint: Source, layout: str) -> list[str]:
+    """Linears that the cache holds otherwise than they are packed, bit for bit; takes as long as packing them."""
+    with Cache.open(folder, checkpoint, layout) as cache:
+        return [path for path in cache.paths if not _same_bytes(cache, path, checkpoint.linear(path))]
+
+
+def _same_bytes(cache: Cache, path: str, linear: QuantizedLinear) -> bool:
+    try:
+        found = cache.linear(path)
+    except LayoutError:
+        return False
+    packed = cache.layout.pack(linear)
+    return all(torch.equal(found[name].view(torch.uint8), packed[name].view(torch.uint8)) for name in packed)
+
+
 def _skipped(checkpoint: Source, layout: Layout) -> dict[str, str]:
     """Linears that no kernel of the layout runs, and why: they stay canonical."""
     return {path: why for path, spec in checkpoint.specs.items() if (why := layout.unsupported(spec))}
