@@ -264,6 +264,23 @@ def test_tensors_of_other_shapes_than_the_header_says_are_refused(tmp_path: Path
         opened.linear("model.layers.0.q_proj")
 
 
+def test_linears_that_are_not_in_it_as_they_are_packed_are_named(tmp_path: Path) -> None:
+    """A flipped bit, another shape, and -0 for 0, each in a linear of its own; the fourth is whole."""
+    linears = {**some_linears(), "model.layers.1.down_proj": random_linear(64, 64, 8, seed=4)}
+    linears["model.layers.1.q_proj"].bias[0] = 0  # type: ignore[index]
+    checkpoint = FakeCheckpoint(linears)
+    file = cache.write(tmp_path, checkpoint, "mma_s8").file
+    assert cache.damaged(tmp_path, checkpoint, "mma_s8") == []
+    with safe_open(file, framework="pt") as opened:
+        metadata, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    tensors["model.layers.0.q_proj.qweight"].view(-1)[-1] ^= 1
+    tensors["model.layers.0.down_proj.qweight"] = tensors["model.layers.0.down_proj.qweight"][:-1].contiguous()
+    tensors["model.layers.1.q_proj.bias"][0] = -0.0
+    save_file(tensors, file, metadata)
+    wanted = ["model.layers.0.q_proj", "model.layers.0.down_proj", "model.layers.1.q_proj"]
+    assert cache.damaged(tmp_path, checkpoint, "mma_s8") == wanted
+
+
 def test_stale_entries_are_listed_and_deleted_and_nothing_else(tmp_path: Path, checkpoint: FakeCheckpoint) -> None:
     kept = [cache.write(tmp_path, checkpoint, layout).file for layout in ("mma_s4", "mma_s8")]
     folder = tmp_path / ".omniw4-cache"
