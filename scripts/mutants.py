@@ -50,6 +50,7 @@ CHECKPOINT = [
     "tests/checkpoint/hostile/test_hostile_checkpoints.py",
     "tests/checkpoint/hostile/test_what_is_listed.py",
     "tests/checkpoint/test_checkpoint_writer.py",
+    "tests/checkpoint/test_checkpoint_replaced.py",
 ]
 TESTS = {  # module -> tests that must notice, the quickest first
     "int4.py": ["tests/test_int4.py", "tests/property/test_property_int4.py", "tests/ops/test_quantize_lora_down.py"],
