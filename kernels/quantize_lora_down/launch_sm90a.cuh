@@ -29,10 +29,11 @@ constexpr Figures figures_of() {
     return {Cut::kSteps, Cut::kRegisters, Cut::kMaxThreads, Cut::kLoops};
 }
 
-constexpr Figures kFigures[] = {figures_of<One>(), figures_of<Two>(), figures_of<Four>(), figures_of<Many>()};
-enum CutNumber { kOne, kTwo, kFour, kMany, kCuts };
-constexpr Figures kRowFigures[] = {figures_of<RowsOne>(), figures_of<RowsTwo>(), figures_of<RowsFour>()};
-enum RowCutNumber { kRowsOne = kCuts, kRowsTwo, kRowsFour, kAllCuts };
+// Of clusters first, then of whole rows.
+enum CutNumber { kOne, kTwo, kFour, kMany, kRowsOne, kRowsTwo, kRowsFour, kCuts };
+constexpr Figures kFigures[kCuts] = {figures_of<One>(),     figures_of<Two>(),     figures_of<Four>(),
+                                     figures_of<Many>(),    figures_of<RowsOne>(), figures_of<RowsTwo>(),
+                                     figures_of<RowsFour>()};
 
 inline int blocks_of(int padded_groups, const Choice& choice) {
     return static_cast<int>(ceil_div(padded_groups, choice.groups));
@@ -58,7 +59,7 @@ constexpr int kLeastCluster = 2;
 constexpr int kSpreadHalves = 1, kOneHalves = 4;
 
 inline int warps_of_rows(int cut, int padded_groups) {
-    return static_cast<int>(ceil_div(padded_groups, kRowFigures[cut - kRowsOne].steps));
+    return static_cast<int>(ceil_div(padded_groups, kFigures[cut].steps));
 }
 
 // Whether blocks of whole rows suit: their number fills the multiprocessors once, or nearly. Of one row of 1024 columns
@@ -67,13 +68,12 @@ inline int warps_of_rows(int cut, int padded_groups) {
 inline bool rows_suit(int cut, int row_tiles, int rank, int multiprocessors, int padded_groups) {
     constexpr int kRegisters = 65536, kShared = 227 * 1024;
     const int threads = warps_of_rows(cut, padded_groups) * kWarp, blocks = 2 * row_tiles;
-    if (threads > kRowFigures[cut - kRowsOne].max_threads) return false;
+    if (threads > kFigures[cut].max_threads) return false;
     const bool wide = padded_groups > 16;
     if (wide ? rank > kRowTile : rank < 3 * kRowTile) return false;
     const int shared = padded_groups * (rank / kRowTile) * (kFragmentBytes + kWarp * 16) + padded_groups * kGroup * 6;
     if (shared > kMostShared) return false;
-    const int at_once =
-        multiprocessors * std::min(kRegisters / (kRowFigures[cut - kRowsOne].registers * threads), kShared / shared);
+    const int at_once = multiprocessors * std::min(kRegisters / (kFigures[cut].registers * threads), kShared / shared);
     return blocks <= at_once && blocks > (wide ? at_once * 3 / 4 : at_once / 4);
 }
 
@@ -183,11 +183,10 @@ Status launch_cut(const QuantizeLoraDownParams& p, const Choice& choice, int mul
                                     : launch<T, Scaled, false, Cut>(p, choice, multiprocessors, stream);
 }
 
-inline RowPlan plan_for_rows(const QuantizeLoraDownParams& p, Grid grid, int cut) {
+inline RowPlan plan_for_rows(const QuantizeLoraDownParams& p, Grid grid, int cut, int warps) {
     RowPlan plan{};
     plan.scales = scales_for(p, grid);
-    const int steps = kRowFigures[cut - kRowsOne].steps, tiles = p.rank / kRowTile;
-    const int warps = warps_of_rows(cut, static_cast<int>(round_up(p.cols / kGroup, 2)));
+    const int steps = kFigures[cut].steps, tiles = p.rank / kRowTile;
     int end = kBehindBarriers;
     const auto take = [&](int bytes) { return std::exchange(end, end + bytes); };
     plan.places.absmax = take(warps * kRowsOfBlock * 4);
@@ -209,10 +208,10 @@ Status launch_rows(const QuantizeLoraDownParams& p, const RowPlan& plan, int thr
 }
 
 template <class T, class Scaled>
-Status launch_rows(const QuantizeLoraDownParams& p, int cut, cudaStream_t stream) {
-    const RowPlan plan = plan_for_rows(p, Scaled::kGrid, cut);
-    const int threads = warps_of_rows(cut, static_cast<int>(round_up(p.cols / kGroup, 2))) * kWarp;
-    if (plan.places.bytes > kMostShared || threads > kRowFigures[cut - kRowsOne].max_threads) return Status::kBadShape;
+Status launch_rows(const QuantizeLoraDownParams& p, int cut, int padded_groups, cudaStream_t stream) {
+    const int warps = warps_of_rows(cut, padded_groups), threads = warps * kWarp;
+    const RowPlan plan = plan_for_rows(p, Scaled::kGrid, cut, warps);
+    if (plan.places.bytes > kMostShared || threads > kFigures[cut].max_threads) return Status::kBadShape;
     const auto launch_cut = [&](auto of) {
         using Cut = decltype(of);
         return p.norm_weight != nullptr ? launch_rows<T, Scaled, true, Cut>(p, plan, threads, stream)
@@ -237,10 +236,10 @@ Status launch_grid(const QuantizeLoraDownParams& p, cudaStream_t stream) {
     const int row_tiles = static_cast<int>(ceil_div(p.rows, kRowTile));
     const Choice choice =
         p.cut == 0 ? choose(row_tiles, p.rank, padded, multiprocessors) : Choice{p.cut / 64 - 1, p.cut % 64};
-    if (choice.cut >= kRowsOne && choice.cut < kAllCuts && choice.groups == 0) {
-        return launch_rows<T, Scaled>(p, choice.cut, stream);
+    if (choice.cut >= kRowsOne && choice.cut < kCuts && choice.groups == 0) {
+        return launch_rows<T, Scaled>(p, choice.cut, padded, stream);
     }
-    if (choice.cut < 0 || choice.cut >= kCuts || choice.groups <= 0 || choice.groups > kMostGroups ||
+    if (choice.cut < 0 || choice.cut >= kRowsOne || choice.groups <= 0 || choice.groups > kMostGroups ||
         choice.groups % kFigures[choice.cut].steps != 0 || threads_of(choice) > kFigures[choice.cut].max_threads ||
         blocks_of(padded, choice) > kMaxCluster || blocks_of(padded, choice) < kLeastCluster) {
         return Status::kBadShape;
@@ -263,11 +262,11 @@ struct Kernels {
     static Registration rows() {
         return registered<quantize_rows_kernel<T, Scaled, kNorm, Cut>>(16 / Cut::kSteps * kWarp, 48 * 1024);
     }
-    Registration kernels[2 * kAllCuts] = {entry<false, One>(),     entry<true, One>(),     entry<false, Two>(),
-                                          entry<true, Two>(),      entry<false, Four>(),   entry<true, Four>(),
-                                          entry<false, Many>(),    entry<true, Many>(),    rows<false, RowsOne>(),
-                                          rows<true, RowsOne>(),   rows<false, RowsTwo>(), rows<true, RowsTwo>(),
-                                          rows<false, RowsFour>(), rows<true, RowsFour>()};
+    Registration kernels[2 * kCuts] = {entry<false, One>(),     entry<true, One>(),     entry<false, Two>(),
+                                       entry<true, Two>(),      entry<false, Four>(),   entry<true, Four>(),
+                                       entry<false, Many>(),    entry<true, Many>(),    rows<false, RowsOne>(),
+                                       rows<true, RowsOne>(),   rows<false, RowsTwo>(), rows<true, RowsTwo>(),
+                                       rows<false, RowsFour>(), rows<true, RowsFour>()};
 };
 
 }  // namespace omniw4::quantize::sm90a

@@ -58,7 +58,7 @@ class StatsWriter:
     def put(self, group: Group, stats: LinearStats) -> None:
         if self._file is None:
             raise StatsError("statistics were put before begin() named their groups")
-        tensors = {name: pack_upper(getattr(stats, name).cpu()) for name in _MATRICES}
+        tensors = {name: pack_upper(getattr(stats, name)) for name in _MATRICES}
         tensors |= {name: getattr(stats, name).cpu() for name in _VECTORS}
         for name, tensor in tensors.items():
             self._file.write(f"{group.name}.{name}", tensor)

@@ -27,11 +27,11 @@ from omniw4.errors import (
     UnreadableFileError,
 )
 from omniw4.storage import ITEMSIZE
+from omniw4.storage.files import Stamp, stamp_of
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 MAX_BYTES = 2**63 - 1
 MAX_DIMENSIONS = 64
-Stamp = tuple[int, int, int]
 CHUNK = 4 << 20
 
 
@@ -85,11 +85,6 @@ class TensorFile:
                     raise changed(self.path)
         except OSError as e:
             raise UnreadableFileError(f"cannot read {str(self.path)!r}: {e.strerror or e}") from e
-
-
-def stamp_of(found: os.stat_result) -> Stamp:
-    """What differs when a file was replaced or written to: inode, bytes, time."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def changed(path: Path) -> ChangedFileError:

@@ -13,14 +13,12 @@ from typing import Any
 from omniw4.checkpoint import schema
 from omniw4.checkpoint.header import (
     MAX_HEADER_BYTES,
-    Stamp,
     TensorFile,
     TensorInfo,
     changed,
     check_regular,
     describe,
     read_header,
-    stamp_of,
     unique_keys,
 )
 from omniw4.checkpoint.schema import StoredLinear
@@ -39,6 +37,7 @@ from omniw4.errors import (
     UnsafePathError,
 )
 from omniw4.storage import sha256_file
+from omniw4.storage.files import Stamp, stamp_of
 from omniw4.tensors import LinearSpec
 
 _MANIFEST_KEYS: dict[str, tuple[type, ...]] = {

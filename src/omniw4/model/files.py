@@ -102,12 +102,6 @@ def hash_source(path: str | Path) -> str:
     return total.hexdigest()
 
 
-def stamp(file: Path) -> tuple[int, int, int]:
-    """What differs when a file was replaced or written to: inode, bytes, time."""
-    stat = file.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
 def changed(name: str) -> ModelError:
     """The error for a model of whose weights some are from before a change and some from after it."""
     hint = "start again with --overwrite when nothing writes into its folder any more"

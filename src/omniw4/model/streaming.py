@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from omniw4.errors import ModelError
-from omniw4.model.files import changed, find_source, hash_source, stamp, weight_files
+from omniw4.model.files import changed, find_source, hash_source, weight_files
 from omniw4.model.loading import DTYPES, LoadedModel, check_dtype, load_tokenizer, skeleton
 from omniw4.model.tree import find_backbone, find_blocks
+from omniw4.storage.files import stamp_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class StreamedModel:
         try:
             with safe_open(file, framework="pt") as handle:
                 tensor = handle.get_tensor(stored)
-            if stamp(file) != self._stamps[file]:
+            if stamp_of(file.stat()) != self._stamps[file]:
                 raise changed(file.name)
         except (SafetensorError, OSError) as e:
             raise ModelError(f"cannot read {stored!r} of {file.name!r}: {e}", hint="copy the model again") from e
@@ -163,7 +164,7 @@ def resident_bytes(model: nn.Module, dtype: str = "auto") -> int:
 def _open(source: str | Path, model: nn.Module, dtype: torch.dtype | None) -> StreamedModel | None:
     files = find_source(source, None)
     stored = _stored_shapes(files.folder)
-    stamps = {file: stamp(file) for file, _ in stored.values()}
+    stamps = {file: stamp_of(file.stat()) for file, _ in stored.values()}
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     file_of, name_of = {}, {}
     for name, tensor in model.state_dict().items():

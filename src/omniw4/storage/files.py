@@ -21,6 +21,12 @@ from omniw4.errors import OutputExistsError, OutputLockedError, StorageError
 
 CHUNK = 4 << 20
 TEMP_SUFFIX = ".omniw4-tmp"
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """What differs when a file was replaced or written to: inode, bytes, time."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextlib.contextmanager
